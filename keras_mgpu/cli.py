@@ -1,0 +1,202 @@
+"""The command line, `keras-mgpu`: looks at devices and schedules without a line of Python.
+
+Each command imports what it needs when it runs, so that help comes at once and a schedule can be
+drawn without waiting for TensorFlow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from keras_mgpu.schedule import SCHEDULES, Schedule, make
+from keras_mgpu.timeline import Timeline, replay
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from keras_mgpu.devices import DeviceInfo
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code.
+
+    Args:
+        argv: The arguments behind the name of the program. Defaults to those of the process.
+
+    Raises:
+        SystemExit: With code 2 after bad use, and with code 0 after `--help` or `--version`.
+    """
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        text = args.run(args)
+    except ValueError as error:
+        parser.error(" ".join(str(error).split()))
+    _write(text)
+    return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that answers bad use with a single line; the usage is one `--help` away."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def _parser() -> _Parser:
+    from keras_mgpu.version import __version__
+
+    parser = _Parser(
+        prog="keras-mgpu",
+        description="Looks at the devices and schedules that pipelined Keras models train with.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"keras-mgpu {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_devices(commands)
+    _add_schedule(commands)
+    return parser
+
+
+def _add_devices(commands: argparse._SubParsersAction[_Parser]) -> None:
+    about = "list the devices that stages can run on"
+    command = commands.add_parser("devices", help=about, description=about, allow_abbrev=False)
+    _add_json(command)
+    command.set_defaults(run=_devices)
+
+
+def _add_schedule(commands: argparse._SubParsersAction[_Parser]) -> None:
+    about = "draw a schedule, with its bubble and the micro-batches it keeps alive"
+    command = commands.add_parser("schedule", help=about, description=about, allow_abbrev=False)
+    command.add_argument("name", metavar="NAME", choices=SCHEDULES, help=", ".join(SCHEDULES))
+    command.add_argument(
+        "--stages", type=_count, default=4, metavar="N", help="number of stages (default: 4)"
+    )
+    command.add_argument(
+        "--micro-batches",
+        type=_count,
+        default=8,
+        metavar="N",
+        help="number of micro-batches that a batch is cut into (default: 8)",
+    )
+    _add_json(command)
+    command.set_defaults(run=_schedule)
+
+
+def _add_json(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="print JSON, for other programs")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on. Received: {text!r}")
+    return int(text)
+
+
+def _devices(args: argparse.Namespace) -> str:
+    from keras_mgpu.devices import describe
+
+    devices = describe()
+    return _devices_json(devices) if args.json else _devices_table(devices)
+
+
+def _devices_json(devices: Sequence[DeviceInfo]) -> str:
+    fields = ("name", "kind", "description", "memory_bytes")
+    return _json([{field: getattr(device, field) for field in fields} for device in devices])
+
+
+def _devices_table(devices: Sequence[DeviceInfo]) -> str:
+    from rich.table import Table
+
+    from keras_mgpu.partition import readable_bytes
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name", style="bold")
+    table.add_column("kind")
+    table.add_column("memory", justify="right")
+    table.add_column("description")
+    for device in devices:
+        memory = "-" if device.memory_bytes is None else readable_bytes(device.memory_bytes)
+        table.add_row(device.name, device.kind, memory, device.description)
+    return _render(table)
+
+
+def _schedule(args: argparse.Namespace) -> str:
+    schedule = make(args.name, args.stages, args.micro_batches)
+    timeline = replay(schedule)
+    if args.json:
+        return _schedule_json(schedule, timeline)
+    return _schedule_page(schedule, timeline)
+
+
+def _schedule_json(schedule: Schedule, timeline: Timeline) -> str:
+    return _json(
+        {
+            "schedule": json.loads(schedule.to_json()),
+            "timeline": json.loads(timeline.to_json()),
+            "makespan": timeline.makespan,
+            "bubble": timeline.bubble,
+            "ideal_bubble": _ideal_bubble(schedule),
+            "peak_live": timeline.peak_live,
+        }
+    )
+
+
+def _schedule_page(schedule: Schedule, timeline: Timeline) -> str:
+    from rich.table import Table
+    from rich.text import Text
+
+    stages, micro_batches = schedule.num_stages, schedule.num_micro_batches
+    drawing = Text(timeline.draw())
+    for pattern, style in ((r"F\d+-*", "cyan"), (r"B\d+-*", "green"), (r"W\d+-*", "magenta")):
+        drawing.highlight_regex(pattern, style)
+    drawing.highlight_regex(r"lane \d+|\.", "dim")
+    facts = Table(box=None, pad_edge=False, show_header=False)
+    facts.add_row("bubble", f"{timeline.bubble:.1%}")
+    facts.add_row(
+        "ideal",
+        f"{_ideal_bubble(schedule):.1%} = (stages - 1) / (micro-batches + stages - 1)"
+        f" = {stages - 1}/{micro_batches + stages - 1}",
+    )
+    facts.add_row("peak live", f"{', '.join(map(str, timeline.peak_live))} micro-batches a stage")
+    title = f"{schedule.name} (stages: {stages}, micro-batches: {micro_batches})"
+    return _render(Text(title, style="bold"), "", drawing, "", facts)
+
+
+def _ideal_bubble(schedule: Schedule) -> float:
+    """Idle share of a pipeline that fills once, drains once and never waits in between."""
+    waits = schedule.num_stages - 1
+    return waits / (schedule.num_micro_batches + waits)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2) + "\n"
+
+
+def _render(*parts: RenderableType) -> str:
+    from rich.console import Console
+
+    # A pipe has no width: whatever reads it gets whole lines. Names may hold brackets, which are
+    # no markup.
+    width = None if sys.stdout.isatty() else 100_000
+    console = Console(width=width, highlight=False, markup=False)
+    with console.capture() as captured:
+        for part in parts:
+            console.print(part, soft_wrap=True)
+    # Tables come padded to a rectangle; nobody wants the blanks in a file.
+    return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader, such as `head`, has seen enough. Python flushes once more when it ends, and
+        # would complain then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,105 @@
+"""Cuts a batch into micro-batches and puts results back together.
+
+The number of micro-batches is fixed when a step is traced; the number of samples is not. So the
+last, smaller batch runs through the same graph as every other, and so does a batch with fewer
+samples than micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from keras import tree
+
+HOST = "/CPU:0"
+
+
+@dataclass(frozen=True, eq=False)
+class Sizes:
+    """How many samples each micro-batch has.
+
+    Attributes:
+        batch: Samples in the whole batch, an integer tensor.
+        starts: For each micro-batch, the number of its first sample.
+        counts: For each micro-batch, its number of samples; 0 for one that is only there because
+            the batch has fewer samples than there are micro-batches. Such a one is fed the first
+            sample again, for layers to have something to run on, and counts for nothing.
+    """
+
+    batch: tf.Tensor
+    starts: tuple[tf.Tensor, ...]
+    counts: tuple[tf.Tensor, ...]
+
+    @property
+    def num_micro_batches(self) -> int:
+        return len(self.counts)
+
+    def share(self, index: int) -> tf.Tensor:
+        """The share of the batch's samples that are in micro-batch `index`."""
+        return tf.cast(self.counts[index], tf.float32) / tf.cast(self.batch, tf.float32)
+
+    def is_used(self, index: int) -> tf.Tensor:
+        """1.0 if the micro-batch has samples of its own, else 0.0."""
+        return tf.cast(self.counts[index] > 0, tf.float32)
+
+
+def sizes_of(batch: Any, num_micro_batches: int) -> Sizes:
+    """Sizes as even as can be: the first ones take a sample more where it does not divide."""
+    first = next(leaf for leaf in tree.flatten(batch) if leaf is not None)
+    with tf.device(HOST):
+        total = _num_samples(first)
+        each, rest = total // num_micro_batches, total % num_micro_batches
+        starts = [index * each + tf.minimum(index, rest) for index in range(num_micro_batches)]
+        counts = [each + tf.cast(index < rest, total.dtype) for index in range(num_micro_batches)]
+    return Sizes(total, tuple(starts), tuple(counts))
+
+
+def split(batch: Any, sizes: Sizes) -> list[Any]:
+    """The micro-batches of a nested structure of tensors, sliced where the data comes from."""
+    with tf.device(HOST):
+        return [
+            tree.map_structure(lambda leaf, i=index: _slice(leaf, sizes, i), batch)
+            for index in range(sizes.num_micro_batches)
+        ]
+
+
+def merge(micro_batches: Sequence[Any], sizes: Sizes) -> Any:
+    """Puts outputs of micro-batches back into one batch, without those that count for nothing."""
+
+    def concat(*parts: tf.Tensor) -> tf.Tensor:
+        used = [part[:count] for part, count in zip(parts, sizes.counts)]
+        return tf.concat(used, axis=0)
+
+    return parts_to_whole(concat, micro_batches)
+
+
+def parts_to_whole(concat: Any, micro_batches: Sequence[Any]) -> Any:
+    if len(micro_batches) == 1:
+        return micro_batches[0]
+    return tree.map_structure(
+        lambda *parts: None if parts[0] is None else concat(*parts), *micro_batches
+    )
+
+
+def _num_samples(leaf: Any) -> tf.Tensor:
+    if isinstance(leaf, tf.RaggedTensor):
+        return leaf.nrows(out_type=tf.int32)
+    if isinstance(leaf, tf.SparseTensor):
+        return tf.cast(leaf.dense_shape[0], tf.int32)
+    return tf.shape(leaf)[0]
+
+
+def _slice(leaf: Any, sizes: Sizes, index: int) -> Any:
+    if leaf is None or sizes.num_micro_batches == 1:
+        return leaf
+    count = tf.maximum(sizes.counts[index], 1)
+    start = tf.minimum(sizes.starts[index], sizes.batch - count)
+    if isinstance(leaf, tf.SparseTensor):
+        shape = leaf.dense_shape
+        begin = tf.concat([[tf.cast(start, shape.dtype)], tf.zeros_like(shape[1:])], axis=0)
+        size = tf.concat([[tf.cast(count, shape.dtype)], shape[1:]], axis=0)
+        return tf.sparse.slice(leaf, begin, size)
+    return leaf[start : start + count]

@@ -1,0 +1,82 @@
+"""Keeps an optimizer's slots beside the variables they belong to, and updates them there.
+
+Keras makes every momentum on the default device and leaves its arithmetic unplaced, so that the
+first GPU of a split model fills up with the slots of all the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_mgpu.keras_internals import move_variable, rekey_optimizer, slots_of
+from keras_mgpu.stages import copy_to
+
+HOST = "/CPU:0"
+
+
+def build_beside(optimizer: Any, variables: Sequence[keras.Variable]) -> None:
+    """Makes an optimizer's slots if they are not there, and puts each beside its variable.
+
+    They are made on the host first: all of them together may not fit any one device.
+    """
+    if not optimizer.built:
+        with tf.init_scope(), tf.device(HOST):
+            optimizer.build(list(variables))
+    place_slots(optimizer)
+
+
+def place_slots(optimizer: Any) -> None:
+    """Moves the slots of a built optimizer to their variables' devices."""
+    with tf.init_scope():
+        moves = [
+            (slot, copy_to(slot, variable.value.device))
+            for variable, slot in slots_of(optimizer)
+            if slot.value.device != variable.value.device
+        ]
+        for slot, value in moves:
+            move_variable(slot, value)
+    rekey_optimizer(optimizer)
+
+
+@contextlib.contextmanager
+def beside_variables() -> Iterator[None]:
+    """Ops built inside go to the device of the variable, slot or gradient that they work on.
+
+    Without it, TensorFlow sends arithmetic that names no device to the first GPU. Eager ops follow
+    their variables' devices only where they touch one.
+    """
+    if tf.executing_eagerly():
+        yield
+        return
+    with tf.compat.v1.device(_device_of_inputs):
+        yield
+
+
+def _device_of_inputs(op: Any) -> str:
+    """The device of the largest thing an op reads; scalars, such as a learning rate, follow."""
+    if op.device:
+        return op.device
+    found = ""
+    for tensor in op.inputs:
+        device = _device_of(tensor)
+        if device and tensor.dtype == tf.resource:
+            return device
+        if device and tensor.shape.rank != 0:
+            found = found or device
+    return found
+
+
+def _device_of(tensor: Any) -> str:
+    """Where a tensor is made; for one captured from outside a function, where it comes from."""
+    if isinstance(tensor, tf.__internal__.EagerTensor):
+        return tensor.device
+    if tensor.op.type == "Placeholder" and not tensor.op.device:
+        captures = getattr(tensor.graph, "captures", ())
+        outer = next((out for out, inner in captures if inner is tensor), None)
+        return "" if outer is None else _device_of(outer)
+    return tensor.op.device

@@ -1,0 +1,544 @@
+"""`PipelineSplit`: a Keras model over several devices, trained as Keras trains it."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from keras_mgpu import checks, devices as device_names, errors, layer_calls, micro_batches
+from keras_mgpu import optimizers, partition
+from keras_mgpu import schedule as schedules
+from keras_mgpu.executor import Executor, add_gradients
+from keras_mgpu.keras_internals import no_automatic_dependency_tracking
+from keras_mgpu.layer_calls import LayerCalls, Value
+from keras_mgpu.layer_costs import layer_costs
+from keras_mgpu.loss_head import Batch, CompiledLoss, LossHead
+from keras_mgpu.partition import PartitionPlan
+from keras_mgpu.schedule import Schedule
+from keras_mgpu.stage_function import StageFunction
+from keras_mgpu.stages import Stage, make_stages, place_variables
+from keras_mgpu.state_flow import StateFlow
+from keras_mgpu.verify import VerifyReport, verify
+
+MICRO_BATCHES_PER_STAGE = 4  # Leaves a bubble of about a fifth.
+
+
+class PipelineSplit(keras.Model):
+    """Splits a Keras model over devices and pipelines micro-batches through it.
+
+    The layers are partitioned into stages, each pinned to a device. A batch is cut into
+    micro-batches that follow one another through the stages, so that the devices work at the same
+    time. Everything else stays Keras: `compile`, `fit`, `evaluate`, `predict`, callbacks, `save`.
+    Training gives the same numbers as the unsplit model, and trains the model object it was given.
+
+    Example:
+
+    ```python
+    split = PipelineSplit(model, devices=["/GPU:0", "/GPU:1"], micro_batches=8)
+    split.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    split.fit(x, y, epochs=3)
+    split.save("model.keras")  # a plain Keras file
+    ```
+
+    Args:
+        model: A built Sequential or Functional model, or a list of built layers or models of any
+            kind, one a stage. Its variables are moved to their stages' devices.
+        devices: List of device strings, one a stage. The same device may stand more than once.
+            Defaults to every visible GPU.
+        micro_batches: Integer. How many pieces a batch is cut into. Defaults to four a stage.
+        schedule: `"1f1b"` (one forward, one backward: few micro-batches alive at once) or
+            `"gpipe"` (all forwards, then all backwards). Defaults to `"1f1b"`.
+        cuts: Names of the layers that end a stage, or a `PartitionPlan`. Layers of nested models
+            are named like `"encoder/dense_1"`. Defaults to the balance of estimated cost.
+        batch_norm: `"deferred"`: moving statistics move once a batch; `"micro_batch"`: once a
+            micro-batch. Defaults to `"deferred"`.
+        name: Optional name of the wrapper.
+
+    Attributes:
+        model: The user's own model, trained in place.
+        plan: The `PartitionPlan`: which layers make up which stage.
+        schedule: The `Schedule`: the order of forward and backward passes.
+        stages: The `Stage`s, with their devices and variables.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model | Sequence[keras.Layer],
+        devices: Sequence[str] | None = None,
+        micro_batches: int | None = None,
+        schedule: str = "1f1b",
+        cuts: Sequence[str] | PartitionPlan | None = None,
+        batch_norm: str = "deferred",
+        name: str | None = None,
+    ) -> None:
+        checks.check_environment()
+        checks.check_options(micro_batches, schedule, batch_norm)
+        model, calls = _as_calls(model)
+        names = _resolve_devices(devices)
+        plan = _make_plan(calls, cuts, len(names))
+        if micro_batches is None:
+            micro_batches = MICRO_BATCHES_PER_STAGE * len(names) if len(names) > 1 else 1
+        pipeline = _Pipeline(
+            calls=calls,
+            plan=plan,
+            schedule=schedules.make(schedule, len(names), micro_batches),
+            stages=make_stages(calls, plan, names),
+            batch_norm=batch_norm,
+        )
+        _warn_of_norms(pipeline)
+        place_variables(pipeline.stages)
+
+        super().__init__(name=name or f"{model.name}_split")
+        self._pipeline = pipeline
+        self._functions: dict[bool, list[StageFunction]] = {}
+        self.model = model
+        self.built = True
+        _forget_traces(model)
+        model._split_by = weakref.ref(self)
+        if model.compiled:
+            self._share_compiled()
+
+    @property
+    def plan(self) -> PartitionPlan:
+        return self._pipeline.plan
+
+    @property
+    def schedule(self) -> Schedule:
+        return self._pipeline.schedule
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return self._pipeline.stages
+
+    @property
+    def micro_batches(self) -> int:
+        return self.schedule.num_micro_batches
+
+    @property
+    def devices(self) -> list[str]:
+        return [stage.device for stage in self.stages]
+
+    # Keras: training.
+
+    def compile(
+        self,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
+        loss_weights: Any = None,
+        metrics: Any = None,
+        weighted_metrics: Any = None,
+        run_eagerly: bool = False,
+        steps_per_execution: int = 1,
+        jit_compile: bool | str = "auto",
+        auto_scale_loss: bool = True,
+    ) -> None:
+        """Configures the model for training, exactly as `keras.Model.compile` does.
+
+        The model inside is compiled with the same optimizer, losses and metrics.
+        """
+        if jit_compile is True:
+            raise ValueError(
+                "XLA cannot compile a step that spans several devices: it may not touch the "
+                "variables of another one. Leave `jit_compile` out. Received: jit_compile=True"
+            )
+        self.model.compile(
+            optimizer=optimizer,
+            loss=loss,
+            loss_weights=loss_weights,
+            metrics=metrics,
+            weighted_metrics=weighted_metrics,
+            run_eagerly=run_eagerly,
+            steps_per_execution=steps_per_execution,
+            jit_compile=False,
+            auto_scale_loss=auto_scale_loss,
+        )
+        # In the saved file stands what the user asked for: unsplit, XLA may well be used.
+        self.model._compile_config.config["jit_compile"] = jit_compile
+        self._share_compiled()
+
+    @no_automatic_dependency_tracking
+    def _share_compiled(self) -> None:
+        """Trains with the optimizer, losses and metrics that the model inside is compiled with."""
+        model = self.model
+        super().compile(
+            optimizer=model.optimizer,
+            loss=model.loss,
+            run_eagerly=model.run_eagerly,
+            steps_per_execution=model.steps_per_execution,
+            jit_compile=False,
+            auto_scale_loss=False,
+        )
+        self._compile_loss = model._compile_loss
+        self._compile_metrics = model._compile_metrics
+        self._loss_tracker = model._loss_tracker
+        self._compile_config = model._compile_config
+        self._functions = {}
+        self._compiled = CompiledLoss(model, self.devices[-1], model.run_eagerly)
+        if self.optimizer is not None and self.optimizer.built:
+            optimizers.place_slots(self.optimizer)
+
+    def make_train_function(self, force: bool = False) -> Any:
+        if self.train_function is None or force:
+            if self.optimizer is not None and self.trainable_weights:
+                optimizers.build_beside(self.optimizer, self.trainable_weights)
+            super().make_train_function(force=True)
+            self.train_function = self._naming_stages(self.train_function)
+        return self.train_function
+
+    def make_test_function(self, force: bool = False) -> Any:
+        if self.test_function is None or force:
+            super().make_test_function(force=True)
+            self.test_function = self._naming_stages(self.test_function)
+        return self.test_function
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        if self.predict_function is None or force:
+            super().make_predict_function(force=True)
+            self.predict_function = self._naming_stages(self.predict_function)
+        return self.predict_function
+
+    def _naming_stages(self, function: Any) -> Any:
+        def run(data: Any) -> Any:
+            with errors.in_step(self.stages):
+                return function(data)
+
+        return run
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        """One step: all micro-batches through the pipeline, then one update of the weights."""
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        weights = self.trainable_weights
+        batch = self._cut(x, y, sample_weight)
+        loss, gradients, state = self._loss_and_gradients(batch, weights)
+        self._loss_tracker.update_state(loss, sample_weight=batch.sizes.batch)
+        if weights:
+            with optimizers.beside_variables():
+                self.optimizer.apply_gradients(zip(gradients, weights))
+        else:
+            warnings.warn("The model does not have any trainable weights.", stacklevel=2)
+        state.assign()
+        return self.get_metrics_result()
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        """Loss and metrics of a batch, in forward passes only."""
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        batch = self._cut(x, y, sample_weight)
+        head = self._head(batch, training=False, scale=tf.ones(()))
+        state = self._state(batch)
+        self._run(batch, head, state, training=False)
+        added, _ = self._regularization([])
+        loss, terms = head.finish()
+        head.update_term_metrics(terms)
+        self._loss_tracker.update_state(loss + added, sample_weight=batch.sizes.batch)
+        state.assign()
+        return self.get_metrics_result()
+
+    def predict_step(self, data: Any) -> Any:
+        """The outputs of a batch."""
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        batch = self._cut(x, None, None)
+        head = _Outputs(self._pipeline.calls, batch)
+        state = self._state(batch)
+        self._run(batch, head, state, training=False)
+        state.assign()
+        return head.merged()
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        """Runs the layers stage by stage, each on its device, without micro-batches."""
+        calls = self._pipeline.calls
+        values = dict(zip(calls.inputs, calls.standardize(inputs)))
+        for stage in self.stages:
+            with tf.device(stage.device):
+                for call in stage.calls:
+                    read = [values[number] for number in call.inputs]
+                    values.update(zip(call.outputs, call.run(read, training)))
+        return calls.pack_outputs([values[number] for number in calls.outputs])
+
+    def verify(self, x: Any, y: Any = None, sample_weight: Any = None) -> VerifyReport:
+        """Takes one step split and one unsplit from the same state, and compares them.
+
+        Nothing is changed by it: no weight, no statistic, no seed, no metric.
+
+        Args:
+            x: A batch of inputs.
+            y: Its targets.
+            sample_weight: Optional weights of its samples.
+
+        Returns:
+            A `VerifyReport` with the largest differences of the loss and of every variable's
+            gradient. Printed, it is a table.
+        """
+        self._assert_compile_called("verify")
+        return verify(self, x, y, sample_weight)
+
+    def _cut(self, x: Any, y: Any, sample_weight: Any) -> Batch:
+        return Batch.of(x, y, sample_weight, self.micro_batches)
+
+    def _state(self, batch: Batch) -> StateFlow:
+        return StateFlow(self.stages, batch.sizes, self._pipeline.batch_norm)
+
+    def _head(self, batch: Batch, training: bool, scale: tf.Tensor) -> LossHead:
+        calls = self._pipeline.calls
+        y_pred = calls.output_spec(batch.x)
+        self._compiled.get_ready(batch.x, batch.y, y_pred, batch.sample_weight)
+        return LossHead(
+            self._compiled,
+            batch,
+            training,
+            scale,
+            calls.pack_outputs,
+            lambda inputs: calls.run(inputs, training),
+        )
+
+    def _loss_and_gradients(
+        self, batch: Batch, weights: Sequence[keras.Variable]
+    ) -> tuple[tf.Tensor, list[Any], StateFlow]:
+        scale = tf.ones(()) if self.optimizer is None else self.optimizer.scale_loss(tf.ones(()))
+        head = self._head(batch, training=True, scale=scale)
+        state = self._state(batch)
+        gradients = self._run(batch, head, state, training=True, weights=weights)
+        added, of_added = self._regularization(weights)
+        loss, terms = head.finish()
+        head.update_term_metrics(terms)
+        totals = []
+        for weight, gradient in zip(weights, gradients):
+            with tf.device(weight.value.device):
+                parts = [gradient, of_added.get(id(weight))]
+                scaled = [parts[0], None if parts[1] is None else parts[1] * scale]
+                totals.append(add_gradients([part for part in scaled if part is not None]))
+        return loss + added, totals, state
+
+    def _run(
+        self,
+        batch: Batch,
+        head: Any,
+        state: StateFlow,
+        training: bool,
+        weights: Sequence[keras.Variable] = (),
+    ) -> list[Any]:
+        calls = self._pipeline.calls
+        if training not in self._functions:
+            self._functions[training] = [
+                StageFunction(stage, training, calls.inputs, self.run_eagerly)
+                for stage in self.stages
+            ]
+        schedule = self.schedule
+        if not training:
+            schedule = schedules.forward_only(len(self.stages), self.micro_batches)
+        elif head.couples_samples:
+            schedule = schedules.gpipe(len(self.stages), self.micro_batches)
+        inputs = calls.standardize(batch.x)
+        feeds = [dict(zip(calls.inputs, part)) for part in micro_batches.split(inputs, batch.sizes)]
+        executor = Executor(self._functions[training], schedule, calls.outputs, weights)
+        return executor.run(feeds, head, state)
+
+    def _regularization(
+        self, weights: Sequence[keras.Variable]
+    ) -> tuple[tf.Tensor, dict[int, tf.Tensor]]:
+        """The regularizers' part of the loss, once a batch, and its gradients by weight."""
+        penalties, gradients = [], {}
+        for weight in self.trainable_weights:
+            if weight.regularizer is None:
+                continue
+            with tf.device(weight.value.device), tf.GradientTape() as tape:
+                penalty = tf.reduce_sum(weight.regularizer(weight))
+            penalties.append(tf.cast(penalty, tf.float32))
+            if any(weight is wanted for wanted in weights):
+                with tf.device(weight.value.device):
+                    gradients[id(weight)] = tape.gradient(penalty, weight.value)
+        return sum(penalties, tf.zeros(())), gradients
+
+    # Keras: the model inside, where a wrapper would only be in the way.
+
+    @property
+    def layers(self) -> list[keras.Layer]:
+        return self.model.layers
+
+    def get_layer(self, name: str | None = None, index: int | None = None) -> keras.Layer:
+        return self.model.get_layer(name=name, index=index)
+
+    def summary(self, *args: Any, **kwargs: Any) -> None:
+        """Prints the summary of the model inside."""
+        self.model.summary(*args, **kwargs)
+
+    def save(
+        self, filepath: Any, overwrite: bool = True, zipped: bool | None = None, **kwargs: Any
+    ):
+        """Saves the plain model with compile settings and optimizer state.
+
+        `keras.models.load_model` opens the file without this package.
+        """
+        self.model.save(filepath, overwrite=overwrite, zipped=zipped, **kwargs)
+
+    def save_weights(self, *args: Any, **kwargs: Any) -> None:
+        self.model.save_weights(*args, **kwargs)
+
+    def load_weights(self, *args: Any, **kwargs: Any) -> None:
+        self.model.load_weights(*args, **kwargs)
+
+    def export(self, *args: Any, **kwargs: Any) -> None:
+        """Exports the plain model for inference."""
+        self.model.export(*args, **kwargs)
+
+    def to_json(self, **kwargs: Any) -> str:
+        return self.model.to_json(**kwargs)
+
+    def get_config(self) -> dict[str, Any]:
+        raise ValueError(
+            "A PipelineSplit is no part of a file: it saves the plain model. Use "
+            '`split.save("model.keras")`, or `split.model` where a Keras model is asked for.'
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Pipeline:
+    """All that was decided when a model was split."""
+
+    calls: LayerCalls
+    plan: PartitionPlan
+    schedule: Schedule
+    stages: tuple[Stage, ...]
+    batch_norm: str
+
+
+class _Outputs:
+    """A head that only keeps outputs, for `predict`."""
+
+    couples_samples = False
+
+    def __init__(self, calls: LayerCalls, batch: Batch) -> None:
+        self._calls = calls
+        self._batch = batch
+        self._outputs: list[Value] = []
+
+    def take_outputs(self, micro_batch: int, outputs: list[Value]) -> None:
+        self._outputs.append(self._calls.pack_outputs(outputs))
+
+    def take_losses(self, micro_batch: int, losses: Any, calls: Any) -> list[tf.Tensor]:
+        return []
+
+    def output_gradients(self, micro_batch: int) -> list[list[tf.Tensor | None]]:
+        return []
+
+    def merged(self) -> Value:
+        return micro_batches.merge(self._outputs, self._batch.sizes)
+
+
+def _as_calls(model: Any) -> tuple[keras.Model, LayerCalls]:
+    """The model as a flat list of calls; of a list of stages also a plain model that holds them."""
+    if isinstance(model, PipelineSplit):
+        raise ValueError(
+            "This model is already split. Split the plain model inside instead: "
+            f"`PipelineSplit(split.model, ...)`. Received: model={model!r}"
+        )
+    if isinstance(model, (list, tuple)):
+        checks.check_stage_list(model)
+        return keras.Sequential(list(model)), layer_calls.from_stages(model)
+    checks.check_model(model)
+    calls = layer_calls.from_model(model)
+    checks.check_splittable(model, calls)
+    split_by = getattr(model, "_split_by", lambda: None)()
+    if split_by is not None:
+        raise ValueError(
+            f"The model '{model.name}' is already split, by '{split_by.name}' over "
+            f"{', '.join(split_by.devices)}, which would go on training variables that have moved. "
+            f"Delete that PipelineSplit first (`del split`). Received: model={model!r}"
+        )
+    return model, calls
+
+
+def _resolve_devices(devices: Sequence[str] | None) -> tuple[str, ...]:
+    if devices is not None:
+        names = device_names.resolve(devices)
+        if not names:
+            raise ValueError("`devices` must name at least one device. Received: devices=[]")
+        return names
+    names = tuple(device_names.gpus())
+    if not names:
+        raise ValueError(
+            "There is no GPU to split the model over. These devices are there: "
+            f"{', '.join(device_names.available())}. Name devices, or make logical ones with "
+            "`devices=keras_mgpu.logical_devices(2)`. Received: devices=None"
+        )
+    return names
+
+
+def _make_plan(
+    calls: LayerCalls, cuts: Sequence[str] | PartitionPlan | None, num_stages: int
+) -> PartitionPlan:
+    costs = layer_costs(calls)
+    if calls.one_a_stage:
+        if cuts is not None:
+            raise ValueError(
+                f"A list of stages is cut already: `cuts` must be left out. Received: cuts={cuts!r}"
+            )
+        plan = partition.balance(costs, len(costs))
+    elif isinstance(cuts, PartitionPlan):
+        plan = partition.cut_after(costs, cuts.cuts)
+        if plan.ends != cuts.ends:
+            raise ValueError(
+                "The PartitionPlan was made for another model: its stages have other layers. "
+                f"Received: cuts={cuts!r}"
+            )
+    elif cuts is not None:
+        plan = partition.cut_after(costs, cuts)
+    else:
+        plan = partition.balance(costs, num_stages)
+    if plan.num_stages != num_stages:
+        raise ValueError(
+            f"There must be one device a stage, but {plan.num_stages} stage(s) (cut after "
+            f"{', '.join(map(repr, plan.cuts)) or 'nothing'}) were given {num_stages} device(s). "
+            f"Received: cuts={cuts!r}, {num_stages} devices"
+        )
+    return plan
+
+
+def _warn_of_norms(pipeline: _Pipeline) -> None:
+    if pipeline.schedule.num_micro_batches == 1:
+        return
+    layers = {id(each): each for stage in pipeline.stages for each in stage.sublayers}.values()
+    kind = keras.layers.BatchNormalization
+    names = [layer.name for layer in layers if isinstance(layer, kind) and layer.trainable]
+    if names:
+        warnings.warn(
+            "These layers normalize each micro-batch by its own mean and variance while training, "
+            f"not by the whole batch's: {', '.join(names)}. Layer or group normalization does not "
+            "depend on the batch; `micro_batches=1` normalizes as plain Keras does.",
+            stacklevel=3,
+        )
+
+
+def _forget_traces(model: keras.Model) -> None:
+    """Functions traced before the move hold variables that are no longer the model's."""
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.Model):
+            layer.train_function = layer.test_function = layer.predict_function = None
+
+
+def plan(model: keras.Model, num_stages: int) -> PartitionPlan:
+    """Plans a split without moving anything.
+
+    Example:
+
+    ```python
+    print(keras_mgpu.plan(model, 4))
+    ```
+
+    Args:
+        model: A built Sequential or Functional model.
+        num_stages: Integer. How many stages to cut it into.
+
+    Returns:
+        A `PartitionPlan`, which `PipelineSplit` takes as `cuts`.
+    """
+    checks.check_model(model)
+    calls = layer_calls.from_model(model)
+    checks.check_splittable(model, calls)
+    return partition.balance(layer_costs(calls), num_stages)

@@ -1,0 +1,325 @@
+"""Says in which order each device runs the ops of a pipeline.
+
+A schedule is an order, not a time, and needs integers only: one value serves to run a step, to
+predict it and to draw it, so that the three cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+KINDS = ("F", "B", "W")
+
+
+class Op(NamedTuple):
+    """One piece of work: what a stage does to a micro-batch.
+
+    `kind` is `"F"` (forward), `"B"` (backward) or `"W"` (gradients of the weights, where the
+    backward leaves them for later).
+
+    >>> str(Op("F", stage=2, micro_batch=0))
+    '2F0'
+    >>> Op.parse("2F0")
+    Op(kind='F', stage=2, micro_batch=0)
+    """
+
+    kind: str
+    stage: int
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.micro_batch}"
+
+    @classmethod
+    def parse(cls, text: str) -> Op:
+        match = re.fullmatch(r"([0-9]+)([FBW])([0-9]+)", text)
+        if match is None:
+            raise ValueError(
+                "An op is written as its stage, one of F, B and W, and its micro-batch, such as "
+                f"'2F0'. Received: text={text!r}"
+            )
+        stage, kind, micro_batch = match.groups()
+        return cls(kind, int(stage), int(micro_batch))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """For each device, a tuple of ops.
+
+    Args:
+        name: What people call it.
+        num_stages: Number of stages.
+        num_micro_batches: Number of micro-batches that a batch is cut into.
+        lanes: The ops of each device in their order. A lane may hold several stages, but a stage
+            lies in one lane. Every forward must be there; the backwards are all there or none is,
+            and so with the gradients of the weights.
+
+    Raises:
+        ValueError: If an op is missing, strange or there twice, if a stage lies in two lanes, or
+            if some op could never start. The message shows the lanes with the fault in brackets.
+    """
+
+    name: str
+    num_stages: int
+    num_micro_batches: int
+    lanes: tuple[tuple[Op, ...], ...]
+
+    def __post_init__(self) -> None:
+        _check_counts(self.num_stages, self.num_micro_batches)
+        _check_ops(self)
+        _check_lanes_of_stages(self)
+        _check_order(self)
+
+    @property
+    def lane_of_stage(self) -> tuple[int, ...]:
+        """For each stage, the index of the lane that holds it."""
+        lanes = {op.stage: index for index, lane in enumerate(self.lanes) for op in lane}
+        return tuple(lanes[stage] for stage in range(self.num_stages))
+
+    def needs(self, op: Op) -> tuple[Op, ...]:
+        """Returns the ops whose results `op` takes."""
+        kind, stage, micro_batch = op
+        if kind == "W":
+            return (Op("B", stage, micro_batch),)
+        if kind == "F":
+            return (Op("F", stage - 1, micro_batch),) if stage else ()
+        forward = Op("F", stage, micro_batch)
+        if stage == self.num_stages - 1:
+            return (forward,)
+        return (forward, Op("B", stage + 1, micro_batch))
+
+    def order(self) -> tuple[Op, ...]:
+        """Returns all ops in one order in which a single worker could run them.
+
+        Goes in ticks: in each, every lane runs its next op if what it needs was there before.
+        """
+        return _run(self)[0]
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "name": self.name,
+                "num_stages": self.num_stages,
+                "num_micro_batches": self.num_micro_batches,
+                "lanes": [[str(op) for op in lane] for lane in self.lanes],
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Schedule:
+        try:
+            fields = json.loads(text)
+            lanes = tuple(tuple(map(Op.parse, lane)) for lane in fields["lanes"])
+            return cls(fields["name"], fields["num_stages"], fields["num_micro_batches"], lanes)
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"`text` is not the JSON of a Schedule. Received: text={reprlib.repr(text)}"
+            ) from error
+
+
+def gpipe(num_stages: int, num_micro_batches: int) -> Schedule:
+    """All forwards, then all backwards: simple, and every micro-batch is alive at once.
+
+    >>> from keras_mgpu.timeline import replay
+    >>> print(replay(gpipe(3, 4)).draw())
+    lane 0  F0 F1 F2 F3 .  .  .  .  B0 B1 B2 B3
+    lane 1  .  F0 F1 F2 F3 .  .  B0 B1 B2 B3 .
+    lane 2  .  .  F0 F1 F2 F3 B0 B1 B2 B3 .  .
+    """
+
+    # The backwards keep the order of the forwards, as they do in 1F1B: gradients are summed in the
+    # same order, so the two schedules give the same bits.
+    def lane(stage: int) -> Iterable[Op]:
+        return [Op(kind, stage, index) for kind in "FB" for index in range(num_micro_batches)]
+
+    return _make_lanes("gpipe", num_stages, num_micro_batches, lane)
+
+
+def one_f_one_b(num_stages: int, num_micro_batches: int) -> Schedule:
+    """One forward, one backward: as fast as GPipe, with few micro-batches alive.
+
+    Each stage runs ahead by as many forwards as there are stages from it to the end, then turns to
+    one backward, one forward, so that it keeps no more micro-batches than that.
+
+    >>> from keras_mgpu.timeline import replay
+    >>> print(replay(one_f_one_b(3, 4)).draw())
+    lane 0  F0 F1 F2 .  .  B0 F3 B1 .  B2 .  B3
+    lane 1  .  F0 F1 .  B0 F2 B1 F3 B2 .  B3 .
+    lane 2  .  .  F0 B0 F1 B1 F2 B2 F3 B3 .  .
+    """
+
+    def lane(stage: int) -> Iterable[Op]:
+        forward = [Op("F", stage, index) for index in range(num_micro_batches)]
+        backward = [Op("B", stage, index) for index in range(num_micro_batches)]
+        ahead = min(num_stages - stage, num_micro_batches)
+        steady = [op for pair in zip(backward, forward[ahead:], strict=False) for op in pair]
+        return forward[:ahead] + steady + backward[num_micro_batches - ahead :]
+
+    return _make_lanes("1f1b", num_stages, num_micro_batches, lane)
+
+
+def forward_only(num_stages: int, num_micro_batches: int) -> Schedule:
+    """Forwards without backwards, as evaluation and prediction need them.
+
+    >>> from keras_mgpu.timeline import replay
+    >>> print(replay(forward_only(3, 4)).draw())
+    lane 0  F0 F1 F2 F3 .  .
+    lane 1  .  F0 F1 F2 F3 .
+    lane 2  .  .  F0 F1 F2 F3
+    """
+
+    def lane(stage: int) -> Iterable[Op]:
+        return [Op("F", stage, index) for index in range(num_micro_batches)]
+
+    return _make_lanes("forward_only", num_stages, num_micro_batches, lane)
+
+
+SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {"gpipe": gpipe, "1f1b": one_f_one_b}
+
+
+def make(name: str, num_stages: int, num_micro_batches: int) -> Schedule:
+    """Returns the training schedule called `name`, one of the keys of `SCHEDULES`."""
+    if name not in SCHEDULES:
+        raise ValueError(
+            f"`schedule` must be one of {', '.join(map(repr, SCHEDULES))}. "
+            f"Received: schedule={name!r}"
+        )
+    return SCHEDULES[name](num_stages, num_micro_batches)
+
+
+def _make_lanes(
+    name: str, num_stages: int, num_micro_batches: int, lane: Callable[[int], Iterable[Op]]
+) -> Schedule:
+    """Returns the schedule that gives every stage a lane of its own."""
+    _check_counts(num_stages, num_micro_batches)
+    lanes = tuple(tuple(lane(stage)) for stage in range(num_stages))
+    return Schedule(name, num_stages, num_micro_batches, lanes)
+
+
+def _run(schedule: Schedule) -> tuple[tuple[Op, ...], list[int]]:
+    """Runs the lanes as far as they get; returns the ops run and how many of each lane were."""
+    order: list[Op] = []
+    done: set[Op] = set()
+    heads = [0] * len(schedule.lanes)
+    while True:
+        ready = [
+            index
+            for index, lane in enumerate(schedule.lanes)
+            if heads[index] < len(lane) and done.issuperset(schedule.needs(lane[heads[index]]))
+        ]
+        if not ready:
+            return tuple(order), heads
+        tick = [schedule.lanes[index][heads[index]] for index in ready]
+        order += tick
+        done.update(tick)
+        for index in ready:
+            heads[index] += 1
+
+
+def _check_counts(num_stages: int, num_micro_batches: int) -> None:
+    for name, value in (("num_stages", num_stages), ("num_micro_batches", num_micro_batches)):
+        # `type` rather than `isinstance`: True is an int, but no count.
+        if type(value) is not int:
+            raise TypeError(f"`{name}` must be an int. Received: {name}={value!r}")
+        if value < 1:
+            raise ValueError(f"`{name}` must be at least 1. Received: {name}={value}")
+
+
+def _check_ops(schedule: Schedule) -> None:
+    places = _places(schedule)
+    expected = _expected_ops(schedule)
+    strange = [place for op, found in places.items() if op not in expected for place in found]
+    if strange:
+        what = f"{schedule.num_stages} stages and {schedule.num_micro_batches} micro-batches"
+        raise ValueError(_fault(schedule, f"has ops that do not belong to {what}", strange))
+    repeated = [place for found in places.values() for place in found[1:]]
+    if repeated:
+        raise ValueError(_fault(schedule, "has ops that are there already", repeated))
+    missing = [op for op in expected if op not in places]
+    if missing:
+        raise ValueError(_fault(schedule, "lacks ops", (), missing))
+
+
+def _places(schedule: Schedule) -> dict[Op, list[tuple[int, int]]]:
+    """Maps each op to the (lane, index) of everywhere it stands."""
+    places: dict[Op, list[tuple[int, int]]] = {}
+    for row, lane in enumerate(schedule.lanes):
+        for column, op in enumerate(lane):
+            places.setdefault(op, []).append((row, column))
+    return places
+
+
+def _expected_ops(schedule: Schedule) -> dict[Op, None]:
+    """Returns every op that must be there, as the keys of a dict to keep them in order."""
+    present = {op.kind for lane in schedule.lanes for op in lane}
+    # A kind brings those before it along: a W needs its B, and a B its F.
+    last = max((index for index, kind in enumerate(KINDS) if kind in present), default=0)
+    return {
+        Op(kind, stage, micro_batch): None
+        for kind in KINDS[: last + 1]
+        for stage in range(schedule.num_stages)
+        for micro_batch in range(schedule.num_micro_batches)
+    }
+
+
+def _check_lanes_of_stages(schedule: Schedule) -> None:
+    lanes = schedule.lane_of_stage
+    astray = [
+        (row, column)
+        for row, lane in enumerate(schedule.lanes)
+        for column, op in enumerate(lane)
+        if lanes[op.stage] != row
+    ]
+    if astray:
+        raise ValueError(_fault(schedule, "spreads a stage over several lanes", astray))
+
+
+def _check_order(schedule: Schedule) -> None:
+    order, heads = _run(schedule)
+    stuck = [(row, head) for row, head in enumerate(heads) if head < len(schedule.lanes[row])]
+    if not stuck:
+        return
+    waits = []
+    for row, head in stuck:
+        op = schedule.lanes[row][head]
+        needs = " and ".join(str(need) for need in schedule.needs(op) if need not in order)
+        waits.append(f"{op} waits for {needs}")
+    raise ValueError(_fault(schedule, f"can never finish: {', '.join(waits)}", stuck))
+
+
+def _fault(
+    schedule: Schedule,
+    what: str,
+    marked: Collection[tuple[int, int]],
+    missing: Sequence[Op] = (),
+) -> str:
+    return (
+        f"The schedule {schedule.name!r} {what}; see the brackets. Received: lanes=\n"
+        f"{_grid(schedule.lanes, marked, missing)}"
+    )
+
+
+def _grid(
+    lanes: Sequence[Sequence[Op]], marked: Collection[tuple[int, int]], missing: Sequence[Op]
+) -> str:
+    rows = [
+        (f"lane {row}", [(op, (row, column) in marked) for column, op in enumerate(lane)])
+        for row, lane in enumerate(lanes)
+    ]
+    if missing:
+        rows.append(("missing", [(op, True) for op in missing]))
+    title_width = max(len(title) for title, _ in rows)
+    width = max((len(str(op)) for _, ops in rows for op, _ in ops), default=0) + 2
+    return "\n".join(
+        f"{title:{title_width}} {''.join(_cell(op, mark, width) for op, mark in ops)}".rstrip()
+        for title, ops in rows
+    )
+
+
+def _cell(op: Op, mark: bool, width: int) -> str:
+    return f"{f'[{op}]' if mark else f' {op} ':{width}}"

@@ -1,0 +1,165 @@
+"""One stage as a pure function: tensors in, tensors out.
+
+Keras layers assign to variables while they run: statistics, seeds, metrics. Called once for each
+micro-batch, in an order a schedule chooses, that would give other numbers than one call with the
+whole batch. Here every assignment is caught and handed out as a value, and whoever runs the
+micro-batches decides what becomes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_mgpu import errors
+from keras_mgpu.keras_internals import get_mask
+from keras_mgpu.layer_calls import LayerCall, Value
+from keras_mgpu.stages import Stage
+from keras_mgpu.value_function import ValueFunction, pack
+
+
+@dataclass(frozen=True, eq=False)
+class StageOutputs:
+    """What one run of a stage gave.
+
+    Attributes:
+        values: The stage's output values, in the order of `stage.outputs`.
+        losses: What its layers gave to `add_loss`, activity regularizers among them.
+        loss_calls: For each loss, the call that added it and the values that call read.
+        state: Each variable its layers assigned, and the new value.
+        valid: For each batch normalization that saw a mask, by `id`, the number of valid places.
+    """
+
+    values: list[Value]
+    losses: list[tf.Tensor]
+    loss_calls: list[tuple[LayerCall, list[Value]]]
+    state: list[tuple[keras.Variable, tf.Tensor]]
+    valid: dict[int, tf.Tensor]
+
+
+class StageFunction:
+    """Runs a stage's layers without side effects, traced once for all micro-batches.
+
+    Args:
+        stage: The stage to run.
+        training: Whether its layers run in training mode.
+        data_inputs: Numbers of the values that come from the data.
+        eager: Run the layers' Python anew each time, as `run_eagerly` asks for.
+    """
+
+    def __init__(
+        self, stage: Stage, training: bool, data_inputs: Iterable[int], eager: bool = False
+    ) -> None:
+        self.stage = stage
+        self.training = training
+        self.state = stage.state
+        data = frozenset(data_inputs)
+        self._from_data = [number in data for number in stage.inputs]
+        self._function = ValueFunction(self._run, eager)
+
+    @property
+    def borrowed(self) -> list[keras.Variable]:
+        """Weights that live with another stage and are handed in as tensors."""
+        state = {id(variable) for variable in self.state}
+        return [variable for variable in self.stage.borrowed if id(variable) not in state]
+
+    def __call__(
+        self,
+        inputs: Sequence[Value],
+        borrowed: Sequence[tf.Tensor],
+        read_state: Callable[[keras.Variable], tf.Tensor],
+    ) -> StageOutputs:
+        """Runs the stage on one micro-batch.
+
+        Args:
+            inputs: The values of `stage.inputs`.
+            borrowed: The values of `self.borrowed`.
+            read_state: Gives the value a state variable has for this micro-batch.
+        """
+        with errors.in_stage(self.stage):
+            while True:
+                state = [read_state(variable) for variable in self.state]
+                result, notes = self._function(inputs, self._from_data, *borrowed, *state)
+                if not self._found_state(notes["assigned"]):
+                    break
+        outputs, losses, new_state, valid = result
+        return StageOutputs(
+            values=notes["layout"].unpack(outputs),
+            losses=list(losses),
+            loss_calls=notes["loss_calls"],
+            state=list(zip(notes["assigned"], new_state)),
+            valid=dict(zip(notes["masked_norms"], valid)),
+        )
+
+    def _found_state(self, assigned: Sequence[keras.Variable]) -> bool:
+        """Whether the layers assigned a variable that none of them owns, such as the global seed.
+
+        From now on it is handed in like the others, which takes another trace.
+        """
+        known = {id(variable) for variable in self.state}
+        found = [v for v in assigned if id(v) not in known and not v.trainable]
+        if found:
+            self.state = self.state + found
+            self._function.forget()
+        return bool(found)
+
+    def _run(self, notes: dict[str, Any], inputs: list[Value], *tensors: tf.Tensor) -> Any:
+        """Runs the layers; what only running them can tell is put in `notes`."""
+        values = dict(zip(self.stage.inputs, inputs))
+        scope = AssignmentScope(zip([*self.borrowed, *self.state], tensors))
+        losses: dict[int, tf.Tensor] = {}
+        valid: list[tf.Tensor] = []
+        notes.update(loss_calls=[], masked_norms=[])
+        with tf.device(self.stage.device), tf.name_scope(f"stage_{self.stage.index}"), scope:
+            for call in self.stage.calls:
+                read = [values[number] for number in call.inputs]
+                values.update(zip(call.outputs, call.run(read, self.training)))
+                added = [loss for loss in scope.losses if id(loss) not in losses]
+                losses.update((id(loss), tf.reduce_sum(loss)) for loss in added)
+                notes["loss_calls"] += [(call, read)] * len(added)
+                mask = self._mask_of_norm(call, read)
+                if mask is not None:
+                    notes["masked_norms"].append(id(call.layer))
+                    valid.append(tf.reduce_sum(tf.cast(mask, tf.float32)))
+            outputs, notes["layout"] = pack([values[number] for number in self.stage.outputs])
+            # Each output a tensor of its own, even where a layer returned one twice: gradients
+            # are told apart by the tensor.
+            outputs = [
+                tf.nest.map_structure(tf.identity, x, expand_composites=True) for x in outputs
+            ]
+        notes["assigned"] = scope.variables
+        return outputs, list(losses.values()), scope.values, valid
+
+    def _mask_of_norm(self, call: LayerCall, read: Sequence[Value]) -> Any:
+        is_norm = isinstance(call.layer, keras.layers.BatchNormalization)
+        return get_mask(read[0]) if is_norm and self.training else None
+
+
+class AssignmentScope(keras.StatelessScope):
+    """Catches what layers assign, and remembers which variables they assigned."""
+
+    def __init__(self, state_mapping: Iterable[tuple[keras.Variable, tf.Tensor]] = ()) -> None:
+        super().__init__(list(state_mapping), collect_losses=True)
+        self._assigned: dict[int, tuple[keras.Variable, Any]] = {}
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        return [variable for variable, _ in self._assigned.values()]
+
+    @property
+    def values(self) -> list[tf.Tensor]:
+        return [tf.convert_to_tensor(value) for _, value in self._assigned.values()]
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        variable, value = update
+        self._assigned[id(variable)] = variable, value
+        if variable.trainable:
+            # A weight that is read behind an assignment has its gradient at the read: it must
+            # not flow back through what was assigned.
+            read = tf.convert_to_tensor(variable.value)
+            value = tf.stop_gradient(value) + (read - tf.stop_gradient(read))
+        super().add_update((variable, value))

@@ -1,0 +1,131 @@
+"""Functions over nested values that keep Keras's masks, traced once for batches of every size.
+
+Keras hangs a mask on a tensor as a Python attribute, which is lost where a `tf.function` begins.
+Here a mask crosses as a tensor of its own and is hung up again on the other side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from keras import tree
+
+from keras_mgpu.keras_internals import get_mask, set_mask
+from keras_mgpu.layer_calls import Value
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """How a list of values lies flat: its structure, and which leaves carry a mask."""
+
+    structure: Any
+    is_tensor: tuple[bool, ...]
+    is_masked: tuple[bool, ...]
+
+    def unpack(self, tensors: Sequence[tf.Tensor]) -> list[Value]:
+        """The values again, masks and all."""
+        remaining = iter(tensors)
+        leaves = [next(remaining) if there else None for there in self.is_tensor]
+        for leaf, masked in zip(leaves, self.is_masked):
+            if masked:
+                set_mask(leaf, next(remaining))
+        return tree.pack_sequence_as(self.structure, leaves)
+
+
+def pack(values: Sequence[Value]) -> tuple[list[tf.Tensor], Layout]:
+    """Lays values flat: first their tensors, then the masks of those that have one."""
+    leaves = tree.flatten(list(values))
+    masks = [None if leaf is None else get_mask(leaf) for leaf in leaves]
+    layout = Layout(
+        structure=tree.map_structure(lambda _: 0, list(values)),
+        is_tensor=tuple(leaf is not None for leaf in leaves),
+        is_masked=tuple(mask is not None for mask in masks),
+    )
+    there = [leaf for leaf in leaves if leaf is not None]
+    return there + [mask for mask in masks if mask is not None], layout
+
+
+class ValueFunction:
+    """Calls `body(notes, values, *tensors)`, traced once for each layout of the values.
+
+    `notes` is an empty dict that the body may write to. What it wrote when it was traced comes
+    back with every call.
+
+    Args:
+        body: Takes notes, a list of values and further tensors; returns nested tensors.
+        eager: Call `body` itself each time, as `run_eagerly` asks for.
+    """
+
+    def __init__(self, body: Callable[..., Any], eager: bool = False) -> None:
+        self._body = body
+        self._eager = eager
+        self._traces: dict[Any, tuple[Callable[..., Any], dict[str, Any]]] = {}
+
+    def __call__(
+        self, values: Sequence[Value], from_data: Sequence[bool], *tensors: tf.Tensor
+    ) -> tuple[Any, dict[str, Any]]:
+        """Runs the body.
+
+        Args:
+            values: The values it takes.
+            from_data: For each value, whether it comes from the data. The number of its samples
+                is left open in the trace.
+            *tensors: Further tensors, handed to the body as they are.
+        """
+        if self._eager:
+            notes: dict[str, Any] = {}
+            return self._body(notes, list(values), *tensors), notes
+        flat, layout = pack(values)
+        specs = [*_specs(values, from_data, flat), *map(tf.type_spec_from_value, tensors)]
+        key = (str(layout.structure), layout.is_tensor, layout.is_masked, *specs)
+        if key not in self._traces:
+            self._traces[key] = self._trace(layout, len(flat), specs)
+        function, notes = self._traces[key]
+        return function(*flat, *tensors), notes
+
+    def forget(self) -> None:
+        """Drops the traces: something outside that the body depends on has changed."""
+        self._traces.clear()
+
+    def _trace(
+        self, layout: Layout, num_flat: int, specs: Sequence[tf.TypeSpec]
+    ) -> tuple[Callable[..., Any], dict[str, Any]]:
+        notes: dict[str, Any] = {}
+
+        def flat_body(*tensors: tf.Tensor) -> Any:
+            notes.clear()
+            return self._body(notes, layout.unpack(tensors[:num_flat]), *tensors[num_flat:])
+
+        # `autograph` would rewrite the users' layers, which Keras traces as they are.
+        traced = tf.function(flat_body, autograph=False).get_concrete_function(*specs)
+        return traced, notes
+
+
+def _specs(
+    values: Sequence[Value], from_data: Sequence[bool], flat: Sequence[tf.Tensor]
+) -> list[tf.TypeSpec]:
+    is_open = [
+        is_data
+        for value, is_data in zip(values, from_data)
+        for leaf in tree.flatten(value)
+        if leaf is not None
+    ]
+    is_open += [False] * (len(flat) - len(is_open))  # Masks: made by layers, not by the data.
+    return [
+        _any_number_of_samples(tensor) if is_data else tf.type_spec_from_value(tensor)
+        for tensor, is_data in zip(flat, is_open)
+    ]
+
+
+def _any_number_of_samples(tensor: Any) -> tf.TypeSpec:
+    if tensor.shape.rank == 0:
+        return tf.type_spec_from_value(tensor)
+    shape = [None, *tensor.shape[1:]] if tensor.shape.rank else None
+    if isinstance(tensor, tf.RaggedTensor):
+        return tf.RaggedTensorSpec(shape, tensor.dtype, tensor.ragged_rank, tensor.row_splits.dtype)
+    if isinstance(tensor, tf.SparseTensor):
+        return tf.SparseTensorSpec(shape, tensor.dtype)
+    return tf.TensorSpec(shape, tensor.dtype)

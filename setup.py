@@ -1,0 +1,52 @@
+"""Installs keras-mgpu. Tool settings are in pyproject.toml."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+VERSION: dict[str, str] = {}
+exec((HERE / "keras_mgpu" / "version.py").read_text(encoding="utf-8"), VERSION)
+
+setup(
+    name="keras-mgpu",
+    version=VERSION["__version__"],
+    description="Keras models over several GPUs: pipelined training to the same numbers.",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=find_packages(include=["keras_mgpu", "keras_mgpu.*"]),
+    package_data={"keras_mgpu": ["py.typed"]},
+    python_requires=">=3.10,<3.14",
+    install_requires=[
+        "tensorflow>=2.21",
+        "keras>=3.15",
+        "tensorboard>=2.21",
+        "numpy",
+        "rich>=13",
+    ],
+    extras_require={
+        "cuda": ["tensorflow[and-cuda]>=2.21"],
+        "dev": [
+            "hypothesis>=6",
+            "mypy>=1.10",
+            "psutil>=5",
+            "pytest>=8",
+            "pytest-xdist>=3",
+            "ruff>=0.8",
+            "scikit-learn>=1.5",
+        ],
+    },
+    entry_points={"console_scripts": ["keras-mgpu = keras_mgpu.cli:main"]},
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)

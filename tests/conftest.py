@@ -1,0 +1,29 @@
+"""Four logical CPU devices stand in for GPUs, in every test process."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import pytest
+import tensorflow as tf
+
+from keras_mgpu.devices import logical_devices
+
+DEVICES = logical_devices(4)
+tf.config.threading.set_intra_op_parallelism_threads(1)
+tf.config.threading.set_inter_op_parallelism_threads(2)
+
+
+@pytest.fixture
+def devices():
+    return DEVICES
+
+
+@pytest.fixture(autouse=True)
+def _fresh_keras():
+    import keras
+
+    keras.utils.set_random_seed(0)
+    yield
+    keras.backend.clear_session()
+    keras.config.set_dtype_policy("float32")

@@ -1,0 +1,90 @@
+"""The promise: a split model trains to plain Keras's numbers, in every case users have."""
+
+import functools
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from transparency import BATCH_SIZE, CASES
+
+from keras_mgpu import PipelineSplit
+
+# (schedule, stages, micro-batches): 8 micro-batches are more than the last batch has samples.
+SPLITS = [("1f1b", 2, 1), ("1f1b", 2, 4), ("1f1b", 3, 8), ("gpipe", 2, 3), ("gpipe", 3, 4)]
+EPOCHS = 2
+
+
+class Trained:
+    """What is left of a run: history, weights and the optimizer's variables."""
+
+    def __init__(self, trainer, model, fit):
+        history = trainer.fit(
+            **fit, batch_size=BATCH_SIZE, epochs=EPOCHS, shuffle=False, verbose=0
+        ).history
+        self.history = {name: np.asarray(values) for name, values in history.items()}
+        self.weights = {v.path: v.numpy() for v in model.weights}
+        self.slots = [v.numpy() for v in trainer.optimizer.variables]
+        evaluation = {k: fit[k] for k in ("x", "y", "sample_weight") if k in fit}
+        self.evaluated = trainer.evaluate(
+            **evaluation, batch_size=BATCH_SIZE, verbose=0, return_dict=True
+        )
+        predicted = trainer.predict(fit["x"], batch_size=BATCH_SIZE, verbose=0)
+        self.predicted = keras.tree.flatten(predicted)
+
+
+def build(case):
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(1)
+    keras.config.set_dtype_policy(case.policy)
+    return case.model()
+
+
+@functools.cache
+def plain(name):
+    case = CASES[name]
+    model = build(case)
+    model.compile(**case.compile())
+    return Trained(model, model, case.fit())
+
+
+def close(value, expected, tolerance, what):
+    value, expected = np.asarray(value, "float64"), np.asarray(expected, "float64")
+    assert value.shape == expected.shape, what
+    scale = np.max(np.abs(expected), initial=1e-3)
+    worst = np.max(np.abs(value - expected), initial=0.0) / scale
+    assert worst <= tolerance, f"{what}: {worst:.1e}"
+
+
+def assert_same(run, reference, tolerance):
+    assert run.history.keys() == reference.history.keys()
+    for name, expected in reference.history.items():
+        close(run.history[name], expected, tolerance, f"history of {name}")
+    assert run.weights.keys() == reference.weights.keys()
+    for path, expected in reference.weights.items():
+        close(run.weights[path], expected, tolerance, path)
+    assert len(run.slots) == len(reference.slots)
+    for index, expected in enumerate(reference.slots):
+        close(run.slots[index], expected, tolerance, f"slot {index}")
+    assert run.evaluated.keys() == reference.evaluated.keys()
+    for name, expected in reference.evaluated.items():
+        close(run.evaluated[name], expected, tolerance, f"evaluated {name}")
+    for value, expected in zip(run.predicted, reference.predicted):
+        close(value, expected, tolerance, "predicted")
+
+
+@pytest.mark.parametrize(("schedule", "num_stages", "micro_batches"), SPLITS)
+@pytest.mark.parametrize("name", CASES)
+def test_same_numbers_as_plain_keras(name, schedule, num_stages, micro_batches, devices):
+    case, reference = CASES[name], plain(name)
+    model = build(case)
+    split = PipelineSplit(
+        model, devices[:num_stages], micro_batches=micro_batches, schedule=schedule, **case.options
+    )
+    split.compile(**case.compile())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run = Trained(split, model, case.fit())
+    assert_same(run, reference, case.tolerance)
+    said = [str(w.message) for w in caught if case.warning and case.warning in str(w.message)]
+    assert len(said) == (1 if case.warning else 0)
