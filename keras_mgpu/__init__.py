@@ -11,7 +11,8 @@ from keras_mgpu.version import __version__
 if TYPE_CHECKING:
     from keras_mgpu.devices import logical_devices
     from keras_mgpu.partition import PartitionPlan
-    from keras_mgpu.pipeline_split import PipelineSplit, plan
+    from keras_mgpu.pipeline_split import PipelineSplit
+    from keras_mgpu.planning import plan
     from keras_mgpu.schedule import Schedule
     from keras_mgpu.timeline import Timeline, replay
     from keras_mgpu.verify import VerifyReport
@@ -35,7 +36,7 @@ _HOMES = {
     "Timeline": "timeline",
     "VerifyReport": "verify",
     "logical_devices": "devices",
-    "plan": "pipeline_split",
+    "plan": "planning",
     "replay": "timeline",
 }
 

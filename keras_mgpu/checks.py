@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from keras_mgpu import schedule as schedules
-from keras_mgpu.keras_internals import Functional, Trainer
+from keras_mgpu.keras_internals import Functional
 
 FORMS = (
     "These forms can be split: a `keras.Sequential` model, a Functional model "
@@ -77,10 +77,8 @@ def check_model(model: Any) -> None:
 
 def check_training_is_keras_own(model: keras.Model) -> None:
     """Refuses a model that trains, or runs, in a way of its own."""
-    base = Trainer if not isinstance(model, keras.Model) else keras.Model
-    own = [
-        name for name in TRAINING_METHODS if getattr(type(model), name) is not getattr(base, name)
-    ]
+    kind = type(model)
+    own = [n for n in TRAINING_METHODS if getattr(kind, n) is not getattr(keras.Model, n)]
     if own:
         raise ValueError(
             f"The model '{model.name}' (of type {type(model).__name__}) brings its own "
@@ -90,15 +88,13 @@ def check_training_is_keras_own(model: keras.Model) -> None:
         )
 
 
-def check_splittable(model: keras.Model, calls: Any) -> None:
-    """A model whose layers are only known to its own Python code has nothing to cut."""
-    if calls is not None:
-        return
+def not_splittable(model: keras.Model) -> ValueError:
+    """The error for a model whose layers are only known to its own Python code."""
     if isinstance(model, (Functional, keras.Sequential)):
         why = "runs its layers in a `call` of its own, or could not be laid out as a graph"
     else:
         why = "is a subclassed model, whose layers only its own Python code knows"
-    raise ValueError(
+    return ValueError(
         f"The model '{model.name}' (of type {type(model).__name__}) cannot be split: it {why}. "
         f"{FORMS} Received: model={model!r}"
     )

@@ -1,4 +1,4 @@
-"""Device names: what is there, what a user's string means, and logical devices for machines without GPUs.
+"""Device names: what is there, what a user's string means, and logical devices.
 
 One place asks TensorFlow what exists, so that every "no such device" error reads the same.
 """

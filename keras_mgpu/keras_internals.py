@@ -16,10 +16,9 @@ from keras.src import backend
 from keras.src.losses.loss import apply_mask
 from keras.src.models.functional import Functional
 from keras.src.trainers.compile_utils import CompileLoss
-from keras.src.trainers.trainer import Trainer
 from keras.src.utils.tracking import no_automatic_dependency_tracking
 
-__all__ = ["Functional", "Trainer", "apply_mask", "no_automatic_dependency_tracking"]
+__all__ = ["Functional", "apply_mask", "no_automatic_dependency_tracking"]
 
 
 def graph_of(layer: Any) -> Functional | None:

@@ -85,8 +85,8 @@ def _attention(layer: Any, call: LayerCall) -> int:
     """Scores and weighted sums: two products of every query with every key."""
     lengths = [_places(spec, layer) for spec in call.input_specs]
     queries, keys = lengths[0], lengths[min(1, len(lengths) - 1)]
-    heads = getattr(layer, "num_heads", None) or getattr(layer, "num_query_heads", 1)
-    width = getattr(layer, "key_dim", None) or getattr(layer, "head_dim", 1)
+    heads = int(getattr(layer, "num_heads", 0) or getattr(layer, "num_query_heads", 1))
+    width = int(getattr(layer, "key_dim", 0) or getattr(layer, "head_dim", 1))
     return 4 * queries * keys * heads * width
 
 

@@ -34,32 +34,34 @@ from keras_mgpu.value_function import ValueFunction
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """A batch as `fit` hands it over, whole and in micro-batches."""
+    """A batch as `fit` hands it over, whole and in micro-batches.
+
+    Attributes:
+        x: Inputs, of which nothing traced with them knows the number.
+        y: Targets, likewise.
+        sample_weight: Weights, likewise.
+        static_size: The number of samples, if it is known before the step runs.
+        sizes: How many samples each micro-batch has.
+        y_parts: The targets of each micro-batch.
+        weight_parts: The weights of each.
+    """
 
     x: Value
     y: Value
     sample_weight: Value
+    static_size: int | None
     sizes: Sizes
     y_parts: list[Value]
     weight_parts: list[Value]
 
     @classmethod
     def of(cls, x: Value, y: Value, sample_weight: Value, num_micro_batches: int) -> Batch:
-        sizes = micro_batches.sizes_of(x, num_micro_batches)
-        return cls(
-            x,
-            y,
-            sample_weight,
-            sizes,
-            micro_batches.split(y, sizes),
-            micro_batches.split(sample_weight, sizes),
-        )
-
-    @property
-    def static_size(self) -> int | None:
-        """The number of samples, if it is known before the step runs."""
-        first = next(leaf for leaf in tree.flatten(self.x) if leaf is not None)
-        return first.shape[0]
+        first = next(leaf for leaf in tree.flatten(x) if leaf is not None)
+        whole = [micro_batches.open_sizes(value) for value in (x, y, sample_weight)]
+        sizes = micro_batches.sizes_of(whole[0], num_micro_batches)
+        y_parts, weight_parts = (micro_batches.split(value, sizes) for value in whole[1:])
+        x, y, sample_weight = whole
+        return cls(x, y, sample_weight, first.shape[0], sizes, y_parts, weight_parts)
 
 
 class CompiledLoss:
@@ -143,7 +145,7 @@ class CompiledLoss:
 
         eager = tf.executing_eagerly()
         values = [batch.x, batch.y, batch.sample_weight]
-        return ValueFunction(count, eager)(values, [True] * 3, batch.sizes.batch)[0]
+        return ValueFunction(count, eager)(values, batch.sizes.batch)[0]
 
     def _terms(self, y: Value, y_pred: Value, sample_weight: Value) -> list[loss_terms.Term]:
         if self.model._compile_loss is None:
@@ -286,7 +288,6 @@ class LossHead:
         y, weight = batch.y_parts[micro_batch], batch.weight_parts[micro_batch]
         (parts, gradients), _ = compiled.take_apart(
             [y, y_pred, weight],
-            [True, False, True],
             batch.sizes.counts[micro_batch],
             self._scale,
             *self._divisors,
@@ -313,18 +314,19 @@ class LossHead:
             self._take_whole()
         return self._by_output(self._gradients[micro_batch])
 
-    def finish(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """The compiled loss with what layers added, and the value of each single term."""
+    def finish(self) -> tf.Tensor:
+        """The compiled loss with what layers added; whatever metrics still wait for is done."""
         if self.couples_samples and not self._parts:
             self._take_whole()
-        values = self._term_values()
-        weights = [entry.loss_weights for entry, _ in self._entries()]
-        weighted = [v if w is None else v * w for v, w in zip(values, weights)]
+        values, entries = self._term_values(), self._entries()
+        self._track_terms(values)
         if not self._compiled.metrics_can_be_split:
             self._update_metrics_with_all()
-        return sum([*weighted, *self._added], tf.zeros(())), values
+        weights = [entry.loss_weights for entry, _ in entries]
+        weighted = [v if w is None else v * w for v, w in zip(values, weights)]
+        return sum([*weighted, *self._added], tf.zeros(()))
 
-    def update_term_metrics(self, values: Sequence[tf.Tensor]) -> None:
+    def _track_terms(self, values: Sequence[tf.Tensor]) -> None:
         """Tracks each loss of several by itself, as Keras does."""
         entries = self._entries()
         for (_, metric), value in zip(entries, values):
@@ -343,21 +345,14 @@ class LossHead:
         return values
 
     def _all_outputs(self) -> Value:
-        """All outputs in one batch, with their masks."""
-        merged = micro_batches.merge(self._outputs, self._batch.sizes)
-        flat = [tree.flatten(outputs) for outputs in self._outputs]
-        for leaf, *parts in zip(tree.flatten(merged), *flat):
-            masks = [None if part is None else get_mask(part) for part in parts]
-            if masks[0] is not None:
-                set_mask(leaf, micro_batches.merge(masks, self._batch.sizes))
-        return merged
+        return merge_masked(self._outputs, self._batch.sizes)
 
     def _take_whole(self) -> None:
         batch = self._batch
         with tf.device(self._compiled.device):
             y_pred = self._all_outputs()
             (values, gradients), _ = self._compiled.take_whole(
-                [batch.y, y_pred, batch.sample_weight], [True, True, True], self._scale
+                [batch.y, y_pred, batch.sample_weight], self._scale
             )
             self._parts = [values]
             self._gradients = self._cut_gradients(gradients)
@@ -383,11 +378,21 @@ class LossHead:
             self._compiled.update_metrics_with_all(batch.y, outputs, batch.sample_weight)
 
 
+def merge_masked(outputs: Sequence[Value], sizes: Sizes) -> Value:
+    """All outputs in one batch, with their masks."""
+    merged = micro_batches.merge(outputs, sizes)
+    for leaf, *parts in zip(tree.flatten(merged), *map(tree.flatten, outputs)):
+        masks = [None if part is None else get_mask(part) for part in parts]
+        if masks[0] is not None:
+            set_mask(leaf, micro_batches.merge(masks, sizes))
+    return merged
+
+
 class _Gradients:
     """Records a loss and finds the gradients of the outputs it was taken from."""
 
     def __init__(self, y_pred: Value, scale: tf.Tensor) -> None:
-        self._leaves = [leaf for leaf in tree.flatten(y_pred)]
+        self._leaves = tree.flatten(y_pred)
         self._scale = scale
         self.found: list[tf.Tensor | None] = []
 

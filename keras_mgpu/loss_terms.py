@@ -1,8 +1,8 @@
 """A compiled loss as terms, each with the rule by which micro-batches make up the whole batch.
 
-`compile` may be given several losses, for several outputs, with weights and reductions of their own.
-A term's loss is always taken by the user's own Keras loss object. What is added here is only how
-much a micro-batch's value counts, so that the sum over micro-batches is the whole batch's number.
+`compile` may be given several losses, for several outputs, with weights and reductions of their
+own. A term's loss is always taken by the user's own Keras loss object. What is added here is only
+how much a micro-batch's value counts, so that their sum is the whole batch's number.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import tensorflow as tf
 from keras import tree
 
 from keras_mgpu import probe
+from keras_mgpu.gradients import add_gradients
 from keras_mgpu.keras_internals import apply_mask, get_mask, loss_entries, recorded_losses
 from keras_mgpu.layer_calls import Value
 
@@ -116,6 +117,31 @@ def resolve(compile_loss: Any, y_true: Value, y_pred: Value, sample_weight: Valu
         Term(entry.loss, entry.loss_weights, metric, *arguments)
         for (entry, metric), arguments in zip(loss_entries(compile_loss), given)
     ]
+
+
+def penalty(weights: Sequence[keras.Variable]) -> tf.Tensor:
+    """What weight regularizers add to the loss, once a batch."""
+    return sum([_penalty_of(w) for w in weights if w.regularizer is not None], tf.zeros(()))
+
+
+def add_penalty_gradients(
+    gradients: Sequence[Any], weights: Sequence[keras.Variable], scale: tf.Tensor
+) -> list[Any]:
+    """Adds the gradients of weight regularizers, each on its weight's device."""
+    totals = list(gradients)
+    for index, weight in enumerate(weights):
+        if weight.regularizer is not None:
+            with tf.device(weight.value.device):
+                with tf.GradientTape() as tape:
+                    scaled = _penalty_of(weight) * scale
+                parts = [gradients[index], tape.gradient(scaled, weight.value)]
+                totals[index] = add_gradients([part for part in parts if part is not None])
+    return totals
+
+
+def _penalty_of(weight: keras.Variable) -> tf.Tensor:
+    with tf.device(weight.value.device):
+        return tf.cast(tf.reduce_sum(weight.regularizer(weight)), tf.float32)
 
 
 def _weighted_mean_of_parts(results: Sequence[Any], parts: Sequence[Any]) -> Any:

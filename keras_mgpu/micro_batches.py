@@ -25,7 +25,7 @@ class Sizes:
         batch: Samples in the whole batch, an integer tensor.
         starts: For each micro-batch, the number of its first sample.
         counts: For each micro-batch, its number of samples; 0 for one that is only there because
-            the batch has fewer samples than there are micro-batches. Such a one is fed the first
+            the batch has fewer samples than there are micro-batches. Such a one is fed some
             sample again, for layers to have something to run on, and counts for nothing.
     """
 
@@ -44,6 +44,21 @@ class Sizes:
     def is_used(self, index: int) -> tf.Tensor:
         """1.0 if the micro-batch has samples of its own, else 0.0."""
         return tf.cast(self.counts[index] > 0, tf.float32)
+
+
+def open_sizes(batch: Any) -> Any:
+    """The same tensors, but nothing that is traced with them can know their number of samples.
+
+    So one trace serves batches, and micro-batches, of every size.
+    """
+
+    def open_size(leaf: Any) -> Any:
+        if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank:
+            return leaf
+        with tf.device(HOST):
+            return tf.raw_ops.PlaceholderWithDefault(input=leaf, shape=[None, *leaf.shape[1:]])
+
+    return batch if tf.executing_eagerly() else tree.map_structure(open_size, batch)
 
 
 def sizes_of(batch: Any, num_micro_batches: int) -> Sizes:

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras import tree
 
-from keras_mgpu import checks, devices as device_names, errors, layer_calls, micro_batches
-from keras_mgpu import optimizers, partition
+from keras_mgpu import checks, errors, layer_calls, loss_terms, optimizers, planning
 from keras_mgpu import schedule as schedules
-from keras_mgpu.executor import Executor, add_gradients
 from keras_mgpu.keras_internals import no_automatic_dependency_tracking
-from keras_mgpu.layer_calls import LayerCalls, Value
-from keras_mgpu.layer_costs import layer_costs
-from keras_mgpu.loss_head import Batch, CompiledLoss, LossHead
+from keras_mgpu.layer_calls import LayerCalls
+from keras_mgpu.loss_head import Batch, CompiledLoss
 from keras_mgpu.partition import PartitionPlan
+from keras_mgpu.pipeline import Pipeline
 from keras_mgpu.schedule import Schedule
-from keras_mgpu.stage_function import StageFunction
-from keras_mgpu.stages import Stage, make_stages, place_variables
+from keras_mgpu.stages import Stage, place_variables
 from keras_mgpu.state_flow import StateFlow
 from keras_mgpu.verify import VerifyReport, verify
 
@@ -81,23 +77,21 @@ class PipelineSplit(keras.Model):
         checks.check_environment()
         checks.check_options(micro_batches, schedule, batch_norm)
         model, calls = _as_calls(model)
-        names = _resolve_devices(devices)
-        plan = _make_plan(calls, cuts, len(names))
+        names = planning.resolve_devices(devices)
         if micro_batches is None:
             micro_batches = MICRO_BATCHES_PER_STAGE * len(names) if len(names) > 1 else 1
-        pipeline = _Pipeline(
-            calls=calls,
-            plan=plan,
-            schedule=schedules.make(schedule, len(names), micro_batches),
-            stages=make_stages(calls, plan, names),
-            batch_norm=batch_norm,
+        pipeline = Pipeline(
+            calls,
+            planning.make_plan(calls, cuts, len(names)),
+            names,
+            schedules.make(schedule, len(names), micro_batches),
+            batch_norm,
         )
         _warn_of_norms(pipeline)
         place_variables(pipeline.stages)
 
         super().__init__(name=name or f"{model.name}_split")
         self._pipeline = pipeline
-        self._functions: dict[bool, list[StageFunction]] = {}
         self.model = model
         self.built = True
         _forget_traces(model)
@@ -179,7 +173,7 @@ class PipelineSplit(keras.Model):
         self._compile_metrics = model._compile_metrics
         self._loss_tracker = model._loss_tracker
         self._compile_config = model._compile_config
-        self._functions = {}
+        self._pipeline.forget_traces(model.run_eagerly)
         self._compiled = CompiledLoss(model, self.devices[-1], model.run_eagerly)
         if self.optimizer is not None and self.optimizer.built:
             optimizers.place_slots(self.optimizer)
@@ -213,42 +207,47 @@ class PipelineSplit(keras.Model):
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """One step: all micro-batches through the pipeline, then one update of the weights."""
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        batch = self._pipeline.cut(*keras.utils.unpack_x_y_sample_weight(data))
         weights = self.trainable_weights
-        batch = self._cut(x, y, sample_weight)
         loss, gradients, state = self._loss_and_gradients(batch, weights)
         self._loss_tracker.update_state(loss, sample_weight=batch.sizes.batch)
+        # What layers assigned comes before the update of the weights, as in plain Keras.
+        state.assign()
         if weights:
             with optimizers.beside_variables():
                 self.optimizer.apply_gradients(zip(gradients, weights))
         else:
             warnings.warn("The model does not have any trainable weights.", stacklevel=2)
-        state.assign()
         return self.get_metrics_result()
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """Loss and metrics of a batch, in forward passes only."""
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        batch = self._cut(x, y, sample_weight)
-        head = self._head(batch, training=False, scale=tf.ones(()))
-        state = self._state(batch)
-        self._run(batch, head, state, training=False)
-        added, _ = self._regularization([])
-        loss, terms = head.finish()
-        head.update_term_metrics(terms)
-        self._loss_tracker.update_state(loss + added, sample_weight=batch.sizes.batch)
+        pipeline = self._pipeline
+        batch = pipeline.cut(*keras.utils.unpack_x_y_sample_weight(data))
+        head = pipeline.loss_head(self._compiled, batch, training=False, scale=tf.ones(()))
+        state = pipeline.state(batch)
+        pipeline.forward(batch, head, state)
+        loss = head.finish() + loss_terms.penalty(self.trainable_weights)
+        self._loss_tracker.update_state(loss, sample_weight=batch.sizes.batch)
         state.assign()
         return self.get_metrics_result()
 
     def predict_step(self, data: Any) -> Any:
         """The outputs of a batch."""
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        batch = self._cut(x, None, None)
-        head = _Outputs(self._pipeline.calls, batch)
-        state = self._state(batch)
-        self._run(batch, head, state, training=False)
-        state.assign()
-        return head.merged()
+        return self._pipeline.predict(self._pipeline.cut(x))
+
+    def _loss_and_gradients(
+        self, batch: Batch, weights: Sequence[keras.Variable]
+    ) -> tuple[tf.Tensor, list[Any], StateFlow]:
+        """The loss, the gradient of each weight for the scaled loss, and the layers' state."""
+        pipeline, one = self._pipeline, tf.ones(())
+        scale = one if self.optimizer is None else self.optimizer.scale_loss(one)
+        head = pipeline.loss_head(self._compiled, batch, training=True, scale=scale)
+        state = pipeline.state(batch)
+        gradients = pipeline.train(batch, head, state, weights)
+        loss = head.finish() + loss_terms.penalty(weights)
+        return loss, loss_terms.add_penalty_gradients(gradients, weights, scale), state
 
     def call(self, inputs: Any, training: bool = False) -> Any:
         """Runs the layers stage by stage, each on its device, without micro-batches."""
@@ -277,83 +276,6 @@ class PipelineSplit(keras.Model):
         """
         self._assert_compile_called("verify")
         return verify(self, x, y, sample_weight)
-
-    def _cut(self, x: Any, y: Any, sample_weight: Any) -> Batch:
-        return Batch.of(x, y, sample_weight, self.micro_batches)
-
-    def _state(self, batch: Batch) -> StateFlow:
-        return StateFlow(self.stages, batch.sizes, self._pipeline.batch_norm)
-
-    def _head(self, batch: Batch, training: bool, scale: tf.Tensor) -> LossHead:
-        calls = self._pipeline.calls
-        y_pred = calls.output_spec(batch.x)
-        self._compiled.get_ready(batch.x, batch.y, y_pred, batch.sample_weight)
-        return LossHead(
-            self._compiled,
-            batch,
-            training,
-            scale,
-            calls.pack_outputs,
-            lambda inputs: calls.run(inputs, training),
-        )
-
-    def _loss_and_gradients(
-        self, batch: Batch, weights: Sequence[keras.Variable]
-    ) -> tuple[tf.Tensor, list[Any], StateFlow]:
-        scale = tf.ones(()) if self.optimizer is None else self.optimizer.scale_loss(tf.ones(()))
-        head = self._head(batch, training=True, scale=scale)
-        state = self._state(batch)
-        gradients = self._run(batch, head, state, training=True, weights=weights)
-        added, of_added = self._regularization(weights)
-        loss, terms = head.finish()
-        head.update_term_metrics(terms)
-        totals = []
-        for weight, gradient in zip(weights, gradients):
-            with tf.device(weight.value.device):
-                parts = [gradient, of_added.get(id(weight))]
-                scaled = [parts[0], None if parts[1] is None else parts[1] * scale]
-                totals.append(add_gradients([part for part in scaled if part is not None]))
-        return loss + added, totals, state
-
-    def _run(
-        self,
-        batch: Batch,
-        head: Any,
-        state: StateFlow,
-        training: bool,
-        weights: Sequence[keras.Variable] = (),
-    ) -> list[Any]:
-        calls = self._pipeline.calls
-        if training not in self._functions:
-            self._functions[training] = [
-                StageFunction(stage, training, calls.inputs, self.run_eagerly)
-                for stage in self.stages
-            ]
-        schedule = self.schedule
-        if not training:
-            schedule = schedules.forward_only(len(self.stages), self.micro_batches)
-        elif head.couples_samples:
-            schedule = schedules.gpipe(len(self.stages), self.micro_batches)
-        inputs = calls.standardize(batch.x)
-        feeds = [dict(zip(calls.inputs, part)) for part in micro_batches.split(inputs, batch.sizes)]
-        executor = Executor(self._functions[training], schedule, calls.outputs, weights)
-        return executor.run(feeds, head, state)
-
-    def _regularization(
-        self, weights: Sequence[keras.Variable]
-    ) -> tuple[tf.Tensor, dict[int, tf.Tensor]]:
-        """The regularizers' part of the loss, once a batch, and its gradients by weight."""
-        penalties, gradients = [], {}
-        for weight in self.trainable_weights:
-            if weight.regularizer is None:
-                continue
-            with tf.device(weight.value.device), tf.GradientTape() as tape:
-                penalty = tf.reduce_sum(weight.regularizer(weight))
-            penalties.append(tf.cast(penalty, tf.float32))
-            if any(weight is wanted for wanted in weights):
-                with tf.device(weight.value.device):
-                    gradients[id(weight)] = tape.gradient(penalty, weight.value)
-        return sum(penalties, tf.zeros(())), gradients
 
     # Keras: the model inside, where a wrapper would only be in the way.
 
@@ -397,40 +319,6 @@ class PipelineSplit(keras.Model):
         )
 
 
-@dataclass(frozen=True, eq=False)
-class _Pipeline:
-    """All that was decided when a model was split."""
-
-    calls: LayerCalls
-    plan: PartitionPlan
-    schedule: Schedule
-    stages: tuple[Stage, ...]
-    batch_norm: str
-
-
-class _Outputs:
-    """A head that only keeps outputs, for `predict`."""
-
-    couples_samples = False
-
-    def __init__(self, calls: LayerCalls, batch: Batch) -> None:
-        self._calls = calls
-        self._batch = batch
-        self._outputs: list[Value] = []
-
-    def take_outputs(self, micro_batch: int, outputs: list[Value]) -> None:
-        self._outputs.append(self._calls.pack_outputs(outputs))
-
-    def take_losses(self, micro_batch: int, losses: Any, calls: Any) -> list[tf.Tensor]:
-        return []
-
-    def output_gradients(self, micro_batch: int) -> list[list[tf.Tensor | None]]:
-        return []
-
-    def merged(self) -> Value:
-        return micro_batches.merge(self._outputs, self._batch.sizes)
-
-
 def _as_calls(model: Any) -> tuple[keras.Model, LayerCalls]:
     """The model as a flat list of calls; of a list of stages also a plain model that holds them."""
     if isinstance(model, PipelineSplit):
@@ -441,10 +329,8 @@ def _as_calls(model: Any) -> tuple[keras.Model, LayerCalls]:
     if isinstance(model, (list, tuple)):
         checks.check_stage_list(model)
         return keras.Sequential(list(model)), layer_calls.from_stages(model)
-    checks.check_model(model)
-    calls = layer_calls.from_model(model)
-    checks.check_splittable(model, calls)
-    split_by = getattr(model, "_split_by", lambda: None)()
+    calls = planning.calls_of(model)
+    split_by = _split_by(model)
     if split_by is not None:
         raise ValueError(
             f"The model '{model.name}' is already split, by '{split_by.name}' over "
@@ -454,53 +340,15 @@ def _as_calls(model: Any) -> tuple[keras.Model, LayerCalls]:
     return model, calls
 
 
-def _resolve_devices(devices: Sequence[str] | None) -> tuple[str, ...]:
-    if devices is not None:
-        names = device_names.resolve(devices)
-        if not names:
-            raise ValueError("`devices` must name at least one device. Received: devices=[]")
-        return names
-    names = tuple(device_names.gpus())
-    if not names:
-        raise ValueError(
-            "There is no GPU to split the model over. These devices are there: "
-            f"{', '.join(device_names.available())}. Name devices, or make logical ones with "
-            "`devices=keras_mgpu.logical_devices(2)`. Received: devices=None"
-        )
-    return names
+def _split_by(model: keras.Model) -> PipelineSplit | None:
+    """The wrapper that holds this model, if it is still in use."""
+    reference = getattr(model, "_split_by", None)
+    if reference is not None and reference() is not None:
+        gc.collect()  # Keras models hold themselves: `del` alone does not end one.
+    return None if reference is None else reference()
 
 
-def _make_plan(
-    calls: LayerCalls, cuts: Sequence[str] | PartitionPlan | None, num_stages: int
-) -> PartitionPlan:
-    costs = layer_costs(calls)
-    if calls.one_a_stage:
-        if cuts is not None:
-            raise ValueError(
-                f"A list of stages is cut already: `cuts` must be left out. Received: cuts={cuts!r}"
-            )
-        plan = partition.balance(costs, len(costs))
-    elif isinstance(cuts, PartitionPlan):
-        plan = partition.cut_after(costs, cuts.cuts)
-        if plan.ends != cuts.ends:
-            raise ValueError(
-                "The PartitionPlan was made for another model: its stages have other layers. "
-                f"Received: cuts={cuts!r}"
-            )
-    elif cuts is not None:
-        plan = partition.cut_after(costs, cuts)
-    else:
-        plan = partition.balance(costs, num_stages)
-    if plan.num_stages != num_stages:
-        raise ValueError(
-            f"There must be one device a stage, but {plan.num_stages} stage(s) (cut after "
-            f"{', '.join(map(repr, plan.cuts)) or 'nothing'}) were given {num_stages} device(s). "
-            f"Received: cuts={cuts!r}, {num_stages} devices"
-        )
-    return plan
-
-
-def _warn_of_norms(pipeline: _Pipeline) -> None:
+def _warn_of_norms(pipeline: Pipeline) -> None:
     if pipeline.schedule.num_micro_batches == 1:
         return
     layers = {id(each): each for stage in pipeline.stages for each in stage.sublayers}.values()
@@ -520,25 +368,3 @@ def _forget_traces(model: keras.Model) -> None:
     for layer in model._flatten_layers():
         if isinstance(layer, keras.Model):
             layer.train_function = layer.test_function = layer.predict_function = None
-
-
-def plan(model: keras.Model, num_stages: int) -> PartitionPlan:
-    """Plans a split without moving anything.
-
-    Example:
-
-    ```python
-    print(keras_mgpu.plan(model, 4))
-    ```
-
-    Args:
-        model: A built Sequential or Functional model.
-        num_stages: Integer. How many stages to cut it into.
-
-    Returns:
-        A `PartitionPlan`, which `PipelineSplit` takes as `cuts`.
-    """
-    checks.check_model(model)
-    calls = layer_calls.from_model(model)
-    checks.check_splittable(model, calls)
-    return partition.balance(layer_costs(calls), num_stages)

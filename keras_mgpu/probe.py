@@ -90,8 +90,12 @@ def _holds(combine: Rule, whole: Any, results: list[Any], parts: list[Any]) -> b
 
 
 def _try(function: Callable[..., Any], values: tuple[Any, ...]) -> tuple[Any, list[Any], list[Any]]:
-    parts = [tree.map_structure(lambda x: None if x is None else x[a:b], values) for a, b in PARTS]
+    parts = [_part(values, start, end) for start, end in PARTS]
     return _flat(function(*values)), [_flat(function(*part)) for part in parts], parts
+
+
+def _part(values: tuple[Any, ...], start: int, end: int) -> Any:
+    return tree.map_structure(lambda leaf: None if leaf is None else leaf[start:end], values)
 
 
 def _flat(result: Any) -> Any:

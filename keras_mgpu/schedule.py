@@ -81,6 +81,11 @@ class Schedule:
         lanes = {op.stage: index for index, lane in enumerate(self.lanes) for op in lane}
         return tuple(lanes[stage] for stage in range(self.num_stages))
 
+    @property
+    def has_backward(self) -> bool:
+        """Whether it trains; a schedule of forwards only serves for inference."""
+        return any(op.kind == "B" for lane in self.lanes for op in lane)
+
     def needs(self, op: Op) -> tuple[Op, ...]:
         """Returns the ops whose results `op` takes."""
         kind, stage, micro_batch = op

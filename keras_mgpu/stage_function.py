@@ -47,18 +47,13 @@ class StageFunction:
     Args:
         stage: The stage to run.
         training: Whether its layers run in training mode.
-        data_inputs: Numbers of the values that come from the data.
         eager: Run the layers' Python anew each time, as `run_eagerly` asks for.
     """
 
-    def __init__(
-        self, stage: Stage, training: bool, data_inputs: Iterable[int], eager: bool = False
-    ) -> None:
+    def __init__(self, stage: Stage, training: bool, eager: bool = False) -> None:
         self.stage = stage
         self.training = training
         self.state = stage.state
-        data = frozenset(data_inputs)
-        self._from_data = [number in data for number in stage.inputs]
         self._function = ValueFunction(self._run, eager)
 
     @property
@@ -83,7 +78,7 @@ class StageFunction:
         with errors.in_stage(self.stage):
             while True:
                 state = [read_state(variable) for variable in self.state]
-                result, notes = self._function(inputs, self._from_data, *borrowed, *state)
+                result, notes = self._function(inputs, *borrowed, *state)
                 if not self._found_state(notes["assigned"]):
                     break
         outputs, losses, new_state, valid = result

@@ -1,4 +1,4 @@
-"""A model and a plan become stages: the layers of each, what flows between them, and whose variables are whose.
+"""A model and a plan become stages: their layers, what flows between them, whose variables.
 
 No layer is copied. A stage is a range of the model's own calls, and moving it to a device moves the
 variables of the user's own layers.
@@ -154,7 +154,7 @@ def _needed_behind(
 
 
 def _variables(calls: Sequence[LayerCall]) -> list[keras.Variable]:
-    found = {}
+    found: dict[int, keras.Variable] = {}
     for call in calls:
         if isinstance(call.layer, keras.Layer) and not call.is_entry:
             for sublayer in _flatten(call.layer):

@@ -115,7 +115,7 @@ class StateFlow:
         return tf.add_n(distances) / (1.0 - norm.momentum)
 
     def _weights(self, norm: Any) -> list[tf.Tensor]:
-        """Each micro-batch's part in the statistics: by samples, or by valid places under a mask."""
+        """Each micro-batch's part in the statistics: by samples, or by valid places."""
         micro_batches = range(self._sizes.num_micro_batches)
         if (id(norm), 0) not in self._valid:
             return [self._sizes.share(i) for i in micro_batches]

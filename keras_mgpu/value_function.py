@@ -1,4 +1,4 @@
-"""Functions over nested values that keep Keras's masks, traced once for batches of every size.
+"""Functions over nested values that keep Keras's masks.
 
 Keras hangs a mask on a tensor as a Python attribute, which is lost where a `tf.function` begins.
 Here a mask crosses as a tensor of its own and is hung up again on the other side.
@@ -64,22 +64,13 @@ class ValueFunction:
         self._eager = eager
         self._traces: dict[Any, tuple[Callable[..., Any], dict[str, Any]]] = {}
 
-    def __call__(
-        self, values: Sequence[Value], from_data: Sequence[bool], *tensors: tf.Tensor
-    ) -> tuple[Any, dict[str, Any]]:
-        """Runs the body.
-
-        Args:
-            values: The values it takes.
-            from_data: For each value, whether it comes from the data. The number of its samples
-                is left open in the trace.
-            *tensors: Further tensors, handed to the body as they are.
-        """
+    def __call__(self, values: Sequence[Value], *tensors: tf.Tensor) -> tuple[Any, dict[str, Any]]:
+        """Runs the body on values and further tensors; returns its result and its notes."""
         if self._eager:
             notes: dict[str, Any] = {}
             return self._body(notes, list(values), *tensors), notes
         flat, layout = pack(values)
-        specs = [*_specs(values, from_data, flat), *map(tf.type_spec_from_value, tensors)]
+        specs = [tf.type_spec_from_value(tensor) for tensor in (*flat, *tensors)]
         key = (str(layout.structure), layout.is_tensor, layout.is_masked, *specs)
         if key not in self._traces:
             self._traces[key] = self._trace(layout, len(flat), specs)
@@ -102,30 +93,3 @@ class ValueFunction:
         # `autograph` would rewrite the users' layers, which Keras traces as they are.
         traced = tf.function(flat_body, autograph=False).get_concrete_function(*specs)
         return traced, notes
-
-
-def _specs(
-    values: Sequence[Value], from_data: Sequence[bool], flat: Sequence[tf.Tensor]
-) -> list[tf.TypeSpec]:
-    is_open = [
-        is_data
-        for value, is_data in zip(values, from_data)
-        for leaf in tree.flatten(value)
-        if leaf is not None
-    ]
-    is_open += [False] * (len(flat) - len(is_open))  # Masks: made by layers, not by the data.
-    return [
-        _any_number_of_samples(tensor) if is_data else tf.type_spec_from_value(tensor)
-        for tensor, is_data in zip(flat, is_open)
-    ]
-
-
-def _any_number_of_samples(tensor: Any) -> tf.TypeSpec:
-    if tensor.shape.rank == 0:
-        return tf.type_spec_from_value(tensor)
-    shape = [None, *tensor.shape[1:]] if tensor.shape.rank else None
-    if isinstance(tensor, tf.RaggedTensor):
-        return tf.RaggedTensorSpec(shape, tensor.dtype, tensor.ragged_rank, tensor.row_splits.dtype)
-    if isinstance(tensor, tf.SparseTensor):
-        return tf.SparseTensorSpec(shape, tensor.dtype)
-    return tf.TensorSpec(shape, tensor.dtype)

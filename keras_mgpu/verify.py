@@ -1,4 +1,4 @@
-"""One step split and one unsplit from the same state: the check that the numbers are Keras's own."""
+"""One step split and one unsplit from the same state: are the numbers Keras's own?"""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import tensorflow as tf
 from keras import tree
 
 from keras_mgpu import micro_batches
-from keras_mgpu.keras_internals import get_mask, set_mask
 from keras_mgpu.layer_calls import Value
-from keras_mgpu.loss_head import Batch
+from keras_mgpu.loss_head import Batch, merge_masked
 from keras_mgpu.loss_terms import ONE
 from keras_mgpu.stage_function import AssignmentScope
 
@@ -54,13 +53,13 @@ class VerifyReport:
 
     @property
     def max_absolute(self) -> float:
-        """The largest absolute difference of all."""
-        return max(each.absolute for each in (self.loss, *self.gradients))
+        """The largest absolute difference of all; not a number if any is."""
+        return float(np.max([each.absolute for each in (self.loss, *self.gradients)]))
 
     @property
     def max_relative(self) -> float:
-        """The largest relative difference of all."""
-        return max(each.relative for each in (self.loss, *self.gradients))
+        """The largest relative difference of all; not a number if any is."""
+        return float(np.max([each.relative for each in (self.loss, *self.gradients)]))
 
     def __str__(self) -> str:
         rows = [self.loss, *self.gradients]
@@ -79,7 +78,7 @@ def verify(split: Any, x: Value, y: Value, sample_weight: Value) -> VerifyReport
 
     @tf.function(autograph=False)
     def split_step(x: Value, y: Value, sample_weight: Value) -> Any:
-        batch = split._cut(x, y, sample_weight)
+        batch = split._pipeline.cut(x, y, sample_weight)
         loss, gradients, _ = split._loss_and_gradients(batch, weights)
         return tf.reduce_sum(loss), _dense(gradients)
 
@@ -87,7 +86,7 @@ def verify(split: Any, x: Value, y: Value, sample_weight: Value) -> VerifyReport
     for variable, value in zip(metrics, before):
         variable.assign(value)
     scale = 1.0 if split.optimizer is None else split.optimizer.scale_loss(tf.ones(()))
-    reference = _Reference(split, Batch.of(x, y, sample_weight, split.micro_batches))
+    reference = _Reference(split, split._pipeline.cut(x, y, sample_weight))
     plain_loss, plain_gradients = reference.step(weights)
     differences = [
         _difference(weight.path, None if g is None else g / scale, plain)
@@ -111,8 +110,8 @@ class _Reference:
         def whole() -> Any:
             with tf.GradientTape() as tape, AssignmentScope(_read(weights)) as scope:
                 y_pred = self._split.model(batch.x, training=True)
+                self.name = SAME_MICRO_BATCHES if self._depends_on_cut(scope) else WHOLE_BATCH
                 loss = tf.reduce_sum(self._loss(y_pred))
-            self.name = SAME_MICRO_BATCHES if self._depends_on_cut(scope) else WHOLE_BATCH
             return loss, _dense(tape.gradient(loss, [v.value for v in weights]))
 
         @tf.function(autograph=False)
@@ -132,9 +131,9 @@ class _Reference:
         return self._split.model.compute_loss(batch.x, batch.y, y_pred, batch.sample_weight)
 
     def _loss_of_parts(self, weights: list[tuple[keras.Variable, tf.Tensor]]) -> tf.Tensor:
-        """Forward in the same micro-batches with the same seeds; the loss of all outputs at once."""
+        """Forward in the same micro-batches, same seeds; the loss of all outputs at once."""
         split, batch = self._split, self._batch
-        state = split._state(batch)
+        state = split._pipeline.state(batch)
         seeds = [v for stage in split.stages for v in stage.state if v.name.endswith("state")]
         outputs, added = [], []
         for index, x in enumerate(micro_batches.split(batch.x, batch.sizes)):
@@ -143,7 +142,7 @@ class _Reference:
                 outputs.append(split.model(x, training=True))
                 added += self._shares(index, scope.losses)
         with AssignmentScope(weights):
-            return self._loss(_merge(outputs, batch)) + sum(added, tf.zeros(()))
+            return self._loss(merge_masked(outputs, batch.sizes)) + sum(added, tf.zeros(()))
 
     def _shares(self, index: int, losses: list[tf.Tensor]) -> list[tf.Tensor]:
         rules = list(self._split._compiled._added_rules.values())
@@ -155,16 +154,6 @@ class _Reference:
 def _read(weights: list[keras.Variable]) -> list[tuple[keras.Variable, tf.Tensor]]:
     """The weights by their values, which is how regularizers read them inside a scope."""
     return [(weight, tf.convert_to_tensor(weight.value)) for weight in weights]
-
-
-def _merge(outputs: list[Value], batch: Batch) -> Value:
-    merged = micro_batches.merge(outputs, batch.sizes)
-    flat = [tree.flatten(each) for each in outputs]
-    for leaf, *parts in zip(tree.flatten(merged), *flat):
-        masks = [get_mask(part) for part in parts]
-        if masks[0] is not None:
-            set_mask(leaf, micro_batches.merge(masks, batch.sizes))
-    return merged
 
 
 def _difference(name: str, value: Any, reference: Any) -> Difference:

@@ -1,3 +1,3 @@
-"""The version, where both `setup.py` and the command line can read it without importing TensorFlow."""
+"""The version, where `setup.py` and the command line can read it without TensorFlow."""
 
 __version__ = "0.1.0"

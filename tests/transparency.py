@@ -76,6 +76,11 @@ def weighted(batch, seed=5):
     return {**batch, "sample_weight": weight}
 
 
+def weighted_tokens():
+    weight = data(5).uniform(0.0, 3.0, (NUM_SAMPLES, 7)).astype("float32")
+    return {**tokens(), "sample_weight": weight}
+
+
 def settings(optimizer=None, loss="sparse_categorical_crossentropy", **rest):
     return {"optimizer": optimizer or KeepsGradients(), "loss": loss, **rest}
 
@@ -370,8 +375,16 @@ def ignored_class():
 
 
 def every_metric():
-    metrics = ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2), "ce"]
+    cross_entropy = "sparse_categorical_crossentropy"
+    metrics = ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2), cross_entropy]
     return settings(metrics=metrics, weighted_metrics=["accuracy"])
+
+
+def loss_scaled():
+    """Starts so high that the first steps overflow, and grows again soon after."""
+    inner = keras.optimizers.SGD(0.05, momentum=0.9)
+    scaled = keras.optimizers.LossScaleOptimizer(inner, 2.0**24, dynamic_growth_steps=2)
+    return settings(optimizer=scaled, metrics=["accuracy"])
 
 
 COUPLES = "couples the samples"
@@ -386,7 +399,7 @@ CASES = {
         mlp, lambda: {**features(), "class_weight": {0: 0.2, 1: 3.0, 2: 1.0}}, settings
     ),
     "mask_lstm": Case(masked_lstm, tokens, lambda: settings(metrics=["accuracy"])),
-    "mask_lstm_weighted": Case(masked_lstm, lambda: weighted(tokens()), settings),
+    "mask_lstm_weighted": Case(masked_lstm, weighted_tokens, settings),
     "mask_attention": Case(masked_attention, tokens, settings),
     "mask_series": Case(masked_series, series, lambda: settings(loss="mse", metrics=["mae"])),
     "mask_and_none": Case(
@@ -407,7 +420,7 @@ CASES = {
     ),
     "reduction_weighted_mean_masked": Case(
         masked_lstm,
-        lambda: weighted(tokens()),
+        weighted_tokens,
         reduction("mean_with_sample_weight", keras.losses.SparseCategoricalCrossentropy),
     ),
     "reduction_none": Case(regressor, regression, reduction("none", optimizer=None)),
@@ -452,6 +465,9 @@ CASES = {
         lambda: settings(loss="dice"),
         warning=COUPLES,
     ),
+    # float16 has three digits, bfloat16 two; the loss scale itself has to be the same.
+    "mixed_float16": Case(mlp, features, loss_scaled, policy="mixed_float16", tolerance=5e-3),
+    "mixed_bfloat16": Case(mlp, features, settings, policy="mixed_bfloat16", tolerance=3e-2),
     "metrics": Case(mlp, lambda: weighted(features()), every_metric),
     "metric_that_couples": Case(
         regressor,

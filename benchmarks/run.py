@@ -1,0 +1,42 @@
+"""Runs the benchmarks and writes their results into their READMEs: `make bench`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import time
+from pathlib import Path
+
+from report import write_readme
+
+HERE = Path(__file__).parent
+BENCHMARKS = ("transformer", "overhead", "memory")
+
+
+def main() -> None:
+    arguments = _parse()
+    for name in arguments.names or BENCHMARKS:
+        began = time.perf_counter()
+        print(f"{name}:", flush=True)
+        table = importlib.import_module(f"{name}.benchmark").run(quick=arguments.quick)
+        table.show(name)
+        print(f"{name} took {time.perf_counter() - began:.0f} s\n", flush=True)
+        if not arguments.quick:
+            write_readme(HERE / name / "README.md", table)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="name", help=", ".join(BENCHMARKS))
+    parser.add_argument(
+        "--quick", action="store_true", help="few steps, tiny models; leaves the READMEs alone"
+    )
+    arguments = parser.parse_args()
+    for name in arguments.names:
+        if name not in BENCHMARKS:
+            parser.error(f"no benchmark {name!r}; there are: {', '.join(BENCHMARKS)}")
+    return arguments
+
+
+if __name__ == "__main__":
+    main()

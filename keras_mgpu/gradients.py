@@ -1,0 +1,50 @@
+"""Sums of gradients, dense and sparse, as TensorFlow's own tape would add them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+class GradientSum:
+    """The gradients of a stage's weights, summed over micro-batches."""
+
+    def __init__(self, weights: Sequence[keras.Variable]) -> None:
+        self._overwrites = [getattr(v, "overwrite_with_gradient", False) for v in weights]
+        self._sparse: list[list[tf.IndexedSlices]] = [[] for _ in weights]
+        self._dense: list[tf.Tensor | None] = [None for _ in weights]
+
+    def add(self, gradients: Sequence[Any]) -> list[tf.Tensor | None]:
+        """Adds those of a micro-batch; returns the sums so far of all that are not sparse."""
+        for index, gradient in enumerate(gradients):
+            if isinstance(gradient, tf.IndexedSlices):
+                self._sparse[index].append(gradient)
+            elif gradient is not None:
+                # fp8 scales come as gradients to be taken as they are: the newest counts.
+                keep = self._dense[index] is None or self._overwrites[index]
+                self._dense[index] = gradient if keep else self._dense[index] + gradient
+        return self._dense
+
+    def total(self) -> list[Any]:
+        return [
+            add_gradients([*sparse, *([] if dense is None else [dense])])
+            for sparse, dense in zip(self._sparse, self._dense)
+        ]
+
+
+def add_gradients(gradients: Sequence[Any]) -> Any:
+    """Sums gradients as TensorFlow's tape does: sparse ones stay sparse if all are."""
+    if not gradients:
+        return None
+    if len(gradients) == 1:
+        return gradients[0]
+    if all(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
+        return tf.IndexedSlices(
+            values=tf.concat([gradient.values for gradient in gradients], axis=0),
+            indices=tf.concat([gradient.indices for gradient in gradients], axis=0),
+            dense_shape=gradients[0].dense_shape,
+        )
+    return tf.add_n([tf.convert_to_tensor(gradient) for gradient in gradients])

@@ -1,0 +1,143 @@
+"""The schedule is real: its order and its devices are read back from the traced graph."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from keras_mgpu import layer_calls, micro_batches, partition
+from keras_mgpu import schedule as schedules
+from keras_mgpu.executor import Executor
+from keras_mgpu.layer_costs import layer_costs
+from keras_mgpu.schedule import Op
+from keras_mgpu.stage_function import StageFunction
+from keras_mgpu.stages import make_stages
+from keras_mgpu.state_flow import StateFlow
+
+GPUS = [f"/GPU:{index}" for index in range(4)]
+
+
+def residual_mlp():
+    inputs = keras.Input((4,))
+    x = first = layers.Dense(4, activation="tanh")(inputs)
+    for _ in range(6):
+        x = layers.Dense(4, activation="tanh")(x)
+    x = layers.BatchNormalization()(x + first)
+    return keras.Model(inputs, layers.Dense(2)(layers.Dropout(0.5)(x)))
+
+
+class SumOfOutputs:
+    """A head whose loss is the sum of all outputs."""
+
+    def __init__(self):
+        self.outputs = []
+
+    def take_outputs(self, micro_batch, outputs):
+        self.outputs.append(outputs[0])
+
+    def take_losses(self, micro_batch, losses, calls):
+        return []
+
+    def output_gradients(self, micro_batch):
+        return [[tf.ones_like(self.outputs[micro_batch])]]
+
+
+def trace(devices, schedule):
+    """Traces a step whose stages are pinned to devices, which need not be there."""
+    model = residual_mlp()
+    calls = layer_calls.from_model(model)
+    plan = partition.balance(layer_costs(calls), len(devices))
+    stages = make_stages(calls, plan, devices)
+    functions = [StageFunction(stage, True) for stage in stages]
+    weights = model.trainable_weights
+
+    @tf.function(autograph=False)
+    def step(x):
+        sizes = micro_batches.sizes_of(x, schedule.num_micro_batches)
+        feeds = [{calls.inputs[0]: part} for part in micro_batches.split(x, sizes)]
+        executor = Executor(functions, schedule, calls.outputs, weights)
+        return executor.run(feeds, SumOfOutputs(), StateFlow(stages, sizes, "deferred"))
+
+    return step.get_concrete_function(tf.TensorSpec((None, 4)))
+
+
+def pipeline_ops(graph):
+    """The calls of stages in a graph, by the op of the schedule that their name tells."""
+    found = {}
+    for node in graph.get_operations():
+        parts = node.name.split("/")
+        if node.type.endswith("PartitionedCall") and parts[0].startswith("stage_"):
+            kind = {"forward": "F", "backward": "B"}[parts[1]]
+            stage, micro_batch = parts[0][len("stage_") :], parts[2][len("micro_batch_") :]
+            found[Op(kind, int(stage), int(micro_batch))] = node
+    return found
+
+
+def is_before(first, second):
+    """Whether an edge, of data or of control, leads from one node to another."""
+    seen, waiting = set(), [second]
+    while waiting:
+        node = waiting.pop()
+        if node is first:
+            return True
+        if node.name not in seen:
+            seen.add(node.name)
+            waiting += [tensor.op for tensor in node.inputs] + list(node.control_inputs)
+    return False
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("num_stages", "num_micro_batches"), [(2, 3), (4, 6)])
+def test_traced_graph_has_the_order_and_devices_of_the_schedule(
+    name, num_stages, num_micro_batches
+):
+    schedule = schedules.make(name, num_stages, num_micro_batches)
+    nodes = pipeline_ops(trace(GPUS[:num_stages], schedule).graph)
+    assert set(nodes) == {op for lane in schedule.lanes for op in lane}
+    for stage, lane in enumerate(schedule.lanes):
+        for op in lane:
+            assert nodes[op].device == f"/device:GPU:{stage}"
+        for before, after in itertools.pairwise(lane):
+            assert is_before(nodes[before], nodes[after]), f"{before} before {after}"
+            assert not is_before(nodes[after], nodes[before])
+
+
+def test_schedules_trace_to_different_graphs():
+    last_forward, first_backward = Op("F", 0, 5), Op("B", 0, 0)
+    gpipe = pipeline_ops(trace(GPUS[:2], schedules.gpipe(2, 6)).graph)
+    assert is_before(gpipe[last_forward], gpipe[first_backward])
+    one_f = pipeline_ops(trace(GPUS[:2], schedules.one_f_one_b(2, 6)).graph)
+    assert is_before(one_f[first_backward], one_f[last_forward])
+
+
+def test_every_layer_is_pinned_inside_its_stage():
+    """Ops of the stages' own graphs name the device too, so nothing is left to a default."""
+    graph = trace(GPUS, schedules.one_f_one_b(4, 2)).graph
+    library = {f.signature.name: f for f in graph.as_graph_def().library.function}
+    for op, node in pipeline_ops(graph).items():
+        if op.kind == "F":
+            body = library[node.get_attr("f").name]
+            multiplications = [n for n in body.node_def if n.op == "MatMul"]
+            assert all(n.device == f"/device:GPU:{op.stage}" for n in multiplications)
+
+
+def test_stages_run_on_their_devices(devices):
+    """What was asked for is what the runtime did, backward passes included."""
+    from tensorflow.python.eager import context
+
+    step = trace(devices, schedules.one_f_one_b(4, 2))
+    context.context().enable_graph_collection()
+    try:
+        step(tf.constant(np.ones((6, 4), "float32")))
+        metadata = context.context().export_run_metadata()
+    finally:
+        context.context().disable_graph_collection()
+    multiplied_on = set()
+    for function in metadata.function_graphs:
+        for graph in function.partition_graphs:
+            nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
+            multiplied_on |= {node.device for node in nodes if "MatMul" in node.op}
+    assert {name[-5:] for name in multiplied_on if name} == {name[1:] for name in devices}
