@@ -164,7 +164,7 @@ def test_inside_a_strategy():
         with pytest.raises(ValueError, match=r"inside a `tf\.distribute` strategy's scope"):
             PipelineSplit(make(), TWO)
         model = make()
-    with pytest.raises(ValueError, match="made inside.*MirroredStrategy"):
+    with pytest.raises(ValueError, match=r"made inside.*MirroredStrategy"):
         PipelineSplit(model, TWO)
 
 

@@ -465,9 +465,10 @@ CASES = {
         lambda: settings(loss="dice"),
         warning=COUPLES,
     ),
-    # float16 has three digits, bfloat16 two; the loss scale itself has to be the same.
+    # float16 has three digits; bfloat16 has two, and loses one where samples cancel. The loss scale
+    # itself has to be the same.
     "mixed_float16": Case(mlp, features, loss_scaled, policy="mixed_float16", tolerance=5e-3),
-    "mixed_bfloat16": Case(mlp, features, settings, policy="mixed_bfloat16", tolerance=3e-2),
+    "mixed_bfloat16": Case(mlp, features, settings, policy="mixed_bfloat16", tolerance=6e-2),
     "metrics": Case(mlp, lambda: weighted(features()), every_metric),
     "metric_that_couples": Case(
         regressor,
