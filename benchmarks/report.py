@@ -43,18 +43,24 @@ def _plain_text(cell: str) -> str:
     return cell.replace("`", "")
 
 
-def write_readme(readme: Path, table: Table) -> None:
-    """Replaces what stands between the markers by the table and the environment."""
+def write_readme(readme: Path, table: Table, other_cores: float) -> None:
+    """Replaces what stands between the markers by the table and the environment.
+
+    Args:
+        readme: The file.
+        table: What was found.
+        other_cores: How many cores other processes used meanwhile.
+    """
     text = readme.read_text(encoding="utf-8")
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{readme} must hold the lines {BEGIN!r} and {END!r}.")
-    measured = f"\n{table.markdown()}\n\n## Environment\n\n{environment()}\n"
+    measured = f"\n{table.markdown()}\n\n## Environment\n\n{_environment(other_cores)}\n"
     readme.write_text(f"{before}{BEGIN}{measured}{END}{after}", encoding="utf-8")
 
 
-def environment() -> str:
+def _environment(other_cores: float) -> str:
     """Where and when it was measured, as a Markdown list."""
     versions = ", ".join(
         f"{name} {metadata.version(package)}"
@@ -64,6 +70,7 @@ def environment() -> str:
         [
             f"- CPU: {_cpu_model()}, {os.cpu_count()} cores",
             f"- {platform.system()}, Python {platform.python_version()}, {versions}",
+            f"- other processes used {other_cores:.2f} cores meanwhile",
             f"- {datetime.date.today().isoformat()}",
         ]
     )

@@ -7,6 +7,7 @@ import importlib
 import time
 from pathlib import Path
 
+from other_load import OtherLoad
 from report import write_readme
 
 HERE = Path(__file__).parent
@@ -16,13 +17,17 @@ BENCHMARKS = ("transformer", "overhead", "memory")
 def main() -> None:
     arguments = _parse()
     for name in arguments.names or BENCHMARKS:
-        began = time.perf_counter()
+        began, others = time.perf_counter(), OtherLoad()
         print(f"{name}:", flush=True)
         table = importlib.import_module(f"{name}.benchmark").run(quick=arguments.quick)
+        other_cores = others.cores()
         table.show(name)
-        print(f"{name} took {time.perf_counter() - began:.0f} s\n", flush=True)
+        took = time.perf_counter() - began
+        print(
+            f"{name} took {took:.0f} s; other processes used {other_cores:.2f} cores\n", flush=True
+        )
         if not arguments.quick:
-            write_readme(HERE / name / "README.md", table)
+            write_readme(HERE / name / "README.md", table, other_cores)
 
 
 def _parse() -> argparse.Namespace:

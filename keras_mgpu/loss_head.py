@@ -26,7 +26,7 @@ from keras_mgpu.keras_internals import (
 )
 from keras_mgpu.layer_calls import LayerCall, Value
 from keras_mgpu.loss_terms import COUPLED, ONE, ROWS, SAMPLES
-from keras_mgpu.micro_batches import Sizes
+from keras_mgpu.micro_batches import COUNT, Sizes
 from keras_mgpu.stage_function import AssignmentScope
 from keras_mgpu.stages import copy_to
 from keras_mgpu.value_function import ValueFunction
@@ -73,14 +73,17 @@ class CompiledLoss:
         model: The user's compiled model.
         device: Where the last stage is; metrics live beside it.
         eager: Whether steps run without being traced.
+        num_micro_batches: How often one step takes a loss.
     """
 
-    def __init__(self, model: keras.Model, device: str, eager: bool) -> None:
+    def __init__(
+        self, model: keras.Model, device: str, eager: bool, num_micro_batches: int
+    ) -> None:
         self.model = model
         self.device = device
         self.rules: list[str] = []
         self.metrics_can_be_split = True
-        self.take_apart = ValueFunction(self._take_apart, eager)
+        self.take_apart = ValueFunction(self._take_apart, eager, num_micro_batches)
         self.take_whole = ValueFunction(self._take_whole, eager)
         self._added_rules: dict[int, str] = {}
         self._is_ready = False
@@ -133,8 +136,8 @@ class CompiledLoss:
         """
         first = self._terms(batch.y_parts[0], y_pred, batch.weight_parts[0])
         if not any(term.needs_outputs(rule) for term, rule in zip(first, self.rules)):
-            samples = tf.cast(batch.sizes.batch, tf.float32)
-            return [tf.ones(()) if rule in (ONE, ROWS) else samples for rule in self.rules]
+            samples = tf.cast(batch.sizes.batch, COUNT)
+            return [tf.ones((), COUNT) if rule in (ONE, ROWS) else samples for rule in self.rules]
 
         def count(notes: Any, values: list[Value], num_samples: tf.Tensor) -> list[tf.Tensor]:
             x, y, sample_weight = values
@@ -162,7 +165,7 @@ class CompiledLoss:
     ) -> Any:
         """One micro-batch: its part of each term, gradients of its outputs, and its metrics."""
         y, y_pred, sample_weight = values
-        is_used = tf.cast(num_samples > 0, tf.float32)
+        is_used = tf.cast(num_samples > 0, COUNT)
         with tf.name_scope("loss"), _Gradients(y_pred, scale) as gradients:
             parts = []
             terms = self._terms(y, y_pred, sample_weight)
@@ -284,7 +287,7 @@ class LossHead:
             return
         if self._divisors is None:
             divisors = compiled.divisors(batch, y_pred, self._forward)
-            self._divisors = [tf.cast(divisor, tf.float32) for divisor in divisors]
+            self._divisors = list(divisors)
         y, weight = batch.y_parts[micro_batch], batch.weight_parts[micro_batch]
         (parts, gradients), _ = compiled.take_apart(
             [y, y_pred, weight],
@@ -305,8 +308,8 @@ class LossHead:
         for loss, (call, read) in zip(losses, calls):
             rule = self._compiled.added_rule(call, read, self._training)
             share = sizes.is_used(micro_batch) if rule == ONE else sizes.share(micro_batch)
-            self._added.append(tf.cast(loss, tf.float32) * share)
-            gradients.append(tf.cast(share * self._scale, loss.dtype))
+            self._added.append(_as_loss(loss) * _as_loss(share))
+            gradients.append(tf.cast(share, loss.dtype) * tf.cast(self._scale, loss.dtype))
         return gradients
 
     def output_gradients(self, micro_batch: int) -> list[list[tf.Tensor | None]]:
@@ -324,7 +327,7 @@ class LossHead:
             self._update_metrics_with_all()
         weights = [entry.loss_weights for entry, _ in entries]
         weighted = [v if w is None else v * w for v, w in zip(values, weights)]
-        return sum([*weighted, *self._added], tf.zeros(()))
+        return sum([*weighted, *self._added], _as_loss(0.0))
 
     def _track_terms(self, values: Sequence[tf.Tensor]) -> None:
         """Tracks each loss of several by itself, as Keras does."""
@@ -417,6 +420,10 @@ class _Gradients:
             self.found = [next(gradients, None) if _is_float(x) else None for x in self._leaves]
 
 
+def _as_loss(value: Any) -> tf.Tensor:
+    return tf.cast(value, keras.backend.floatx())
+
+
 def _is_float(leaf: Any) -> bool:
     return isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating
 
@@ -427,6 +434,6 @@ def _losses_of(call: LayerCall, training: bool) -> Callable[[list[Value]], tf.Te
     def losses(read: list[Value]) -> tf.Tensor:
         with AssignmentScope() as scope:
             call.run(read, training)
-            return tf.add_n([tf.cast(tf.reduce_sum(x), tf.float32) for x in scope.losses])
+            return tf.add_n([_as_loss(tf.reduce_sum(x)) for x in scope.losses])
 
     return losses

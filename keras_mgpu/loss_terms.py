@@ -19,6 +19,7 @@ from keras_mgpu import probe
 from keras_mgpu.gradients import add_gradients
 from keras_mgpu.keras_internals import apply_mask, get_mask, loss_entries, recorded_losses
 from keras_mgpu.layer_calls import Value
+from keras_mgpu.micro_batches import COUNT
 
 # By which a micro-batch counts:
 SAMPLES = "samples"  # a mean: its samples, or under a mask its valid places
@@ -72,14 +73,14 @@ class Term:
     def divisor(self, rule: str, num_samples: tf.Tensor) -> tf.Tensor:
         """What Keras divides the sum of this term's values by, but for a constant factor."""
         if rule in (ONE, ROWS):
-            return tf.ones(())
+            return tf.ones((), COUNT)
         mask = self.mask()
         if rule == WEIGHTS and (mask is not None or self.sample_weight is not None):
-            weight = apply_mask(self.sample_weight, mask, dtype="float32", reduction="sum")
-            return tf.reduce_sum(tf.cast(weight, tf.float32))
+            weight = apply_mask(self.sample_weight, mask, dtype=COUNT.name, reduction="sum")
+            return tf.reduce_sum(tf.cast(weight, COUNT))
         if mask is not None:
-            return tf.reduce_sum(tf.cast(mask, tf.float32))
-        return tf.cast(num_samples, tf.float32)
+            return tf.reduce_sum(tf.cast(mask, COUNT))
+        return tf.cast(num_samples, COUNT)
 
     def needs_outputs(self, rule: str) -> bool:
         """Whether the whole batch's divisor is more than a number of samples."""
@@ -121,7 +122,8 @@ def resolve(compile_loss: Any, y_true: Value, y_pred: Value, sample_weight: Valu
 
 def penalty(weights: Sequence[keras.Variable]) -> tf.Tensor:
     """What weight regularizers add to the loss, once a batch."""
-    return sum([_penalty_of(w) for w in weights if w.regularizer is not None], tf.zeros(()))
+    zero = tf.zeros((), keras.backend.floatx())
+    return sum([_penalty_of(w) for w in weights if w.regularizer is not None], zero)
 
 
 def add_penalty_gradients(
@@ -133,7 +135,8 @@ def add_penalty_gradients(
         if weight.regularizer is not None:
             with tf.device(weight.value.device):
                 with tf.GradientTape() as tape:
-                    scaled = _penalty_of(weight) * scale
+                    penalty = _penalty_of(weight)
+                    scaled = penalty * tf.cast(scale, penalty.dtype)
                 parts = [gradients[index], tape.gradient(scaled, weight.value)]
                 totals[index] = add_gradients([part for part in parts if part is not None])
     return totals
@@ -141,7 +144,7 @@ def add_penalty_gradients(
 
 def _penalty_of(weight: keras.Variable) -> tf.Tensor:
     with tf.device(weight.value.device):
-        return tf.cast(tf.reduce_sum(weight.regularizer(weight)), tf.float32)
+        return tf.cast(tf.reduce_sum(weight.regularizer(weight)), keras.backend.floatx())
 
 
 def _weighted_mean_of_parts(results: Sequence[Any], parts: Sequence[Any]) -> Any:

@@ -15,6 +15,8 @@ import tensorflow as tf
 from keras import tree
 
 HOST = "/CPU:0"
+# Counts and shares of samples: exact for every number, and as fine as any loss.
+COUNT = tf.float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,11 +41,11 @@ class Sizes:
 
     def share(self, index: int) -> tf.Tensor:
         """The share of the batch's samples that are in micro-batch `index`."""
-        return tf.cast(self.counts[index], tf.float32) / tf.cast(self.batch, tf.float32)
+        return tf.cast(self.counts[index], COUNT) / tf.cast(self.batch, COUNT)
 
     def is_used(self, index: int) -> tf.Tensor:
         """1.0 if the micro-batch has samples of its own, else 0.0."""
-        return tf.cast(self.counts[index] > 0, tf.float32)
+        return tf.cast(self.counts[index] > 0, COUNT)
 
 
 def open_sizes(batch: Any) -> Any:

@@ -77,6 +77,6 @@ def _device_of(tensor: Any) -> str:
         return tensor.device
     if tensor.op.type == "Placeholder" and not tensor.op.device:
         captures = getattr(tensor.graph, "captures", ())
-        outer = next((out for out, inner in captures if inner is tensor), None)
+        outer = next((out for out, inner in captures if inner.name == tensor.name), None)
         return "" if outer is None else _device_of(outer)
     return tensor.op.device

@@ -113,8 +113,9 @@ class Pipeline:
 
     def _stage_functions(self, training: bool) -> list[StageFunction]:
         if training not in self._functions:
+            num_calls = self.schedule.num_micro_batches
             self._functions[training] = [
-                StageFunction(stage, training, self._eager) for stage in self.stages
+                StageFunction(stage, training, self._eager, num_calls) for stage in self.stages
             ]
         return self._functions[training]
 

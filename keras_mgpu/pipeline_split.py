@@ -174,7 +174,9 @@ class PipelineSplit(keras.Model):
         self._loss_tracker = model._loss_tracker
         self._compile_config = model._compile_config
         self._pipeline.forget_traces(model.run_eagerly)
-        self._compiled = CompiledLoss(model, self.devices[-1], model.run_eagerly)
+        self._compiled = CompiledLoss(
+            model, self.devices[-1], model.run_eagerly, self.micro_batches
+        )
         if self.optimizer is not None and self.optimizer.built:
             optimizers.place_slots(self.optimizer)
 

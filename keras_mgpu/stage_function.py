@@ -18,6 +18,7 @@ import tensorflow as tf
 from keras_mgpu import errors
 from keras_mgpu.keras_internals import get_mask
 from keras_mgpu.layer_calls import LayerCall, Value
+from keras_mgpu.micro_batches import COUNT
 from keras_mgpu.stages import Stage
 from keras_mgpu.value_function import ValueFunction, pack
 
@@ -48,13 +49,16 @@ class StageFunction:
         stage: The stage to run.
         training: Whether its layers run in training mode.
         eager: Run the layers' Python anew each time, as `run_eagerly` asks for.
+        num_calls: How often one step runs it: the number of micro-batches.
     """
 
-    def __init__(self, stage: Stage, training: bool, eager: bool = False) -> None:
+    def __init__(
+        self, stage: Stage, training: bool, eager: bool = False, num_calls: int = 1
+    ) -> None:
         self.stage = stage
         self.training = training
         self.state = stage.state
-        self._function = ValueFunction(self._run, eager)
+        self._function = ValueFunction(self._run, eager, num_calls)
 
     @property
     def borrowed(self) -> list[keras.Variable]:
@@ -119,7 +123,7 @@ class StageFunction:
                 mask = self._mask_of_norm(call, read)
                 if mask is not None:
                     notes["masked_norms"].append(id(call.layer))
-                    valid.append(tf.reduce_sum(tf.cast(mask, tf.float32)))
+                    valid.append(tf.reduce_sum(tf.cast(mask, COUNT)))
             outputs, notes["layout"] = pack([values[number] for number in self.stage.outputs])
             # Each output a tensor of its own, even where a layer returned one twice: gradients
             # are told apart by the tensor.

@@ -48,6 +48,11 @@ def pack(values: Sequence[Value]) -> tuple[list[tf.Tensor], Layout]:
     return there + [mask for mask in masks if mask is not None], layout
 
 
+# TensorFlow would copy the body into the step for every call, and optimize each copy: with many
+# micro-batches that is most of the time to the first step, and hundreds of megabytes.
+KEEP_AS_CALL = {"_noinline": True}
+
+
 class ValueFunction:
     """Calls `body(notes, values, *tensors)`, traced once for each layout of the values.
 
@@ -57,11 +62,13 @@ class ValueFunction:
     Args:
         body: Takes notes, a list of values and further tensors; returns nested tensors.
         eager: Call `body` itself each time, as `run_eagerly` asks for.
+        num_calls: How often one step calls it. What is called once may become part of the step.
     """
 
-    def __init__(self, body: Callable[..., Any], eager: bool = False) -> None:
+    def __init__(self, body: Callable[..., Any], eager: bool = False, num_calls: int = 1) -> None:
         self._body = body
         self._eager = eager
+        self._attributes = KEEP_AS_CALL if num_calls > 1 else None
         self._traces: dict[Any, tuple[Callable[..., Any], dict[str, Any]]] = {}
 
     def __call__(self, values: Sequence[Value], *tensors: tf.Tensor) -> tuple[Any, dict[str, Any]]:
@@ -91,5 +98,5 @@ class ValueFunction:
             return self._body(notes, layout.unpack(tensors[:num_flat]), *tensors[num_flat:])
 
         # `autograph` would rewrite the users' layers, which Keras traces as they are.
-        traced = tf.function(flat_body, autograph=False).get_concrete_function(*specs)
-        return traced, notes
+        function = tf.function(flat_body, autograph=False, experimental_attributes=self._attributes)
+        return function.get_concrete_function(*specs), notes

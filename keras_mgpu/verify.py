@@ -142,13 +142,13 @@ class _Reference:
                 outputs.append(split.model(x, training=True))
                 added += self._shares(index, scope.losses)
         with AssignmentScope(weights):
-            return self._loss(merge_masked(outputs, batch.sizes)) + sum(added, tf.zeros(()))
+            return self._loss(merge_masked(outputs, batch.sizes)) + sum(added, 0.0)
 
     def _shares(self, index: int, losses: list[tf.Tensor]) -> list[tf.Tensor]:
         rules = list(self._split._compiled._added_rules.values())
         sizes = self._batch.sizes
         shares = [sizes.is_used(index) if rule == ONE else sizes.share(index) for rule in rules]
-        return [tf.reduce_sum(loss) * share for loss, share in zip(losses, shares)]
+        return [tf.reduce_sum(x) * tf.cast(share, x.dtype) for x, share in zip(losses, shares)]
 
 
 def _read(weights: list[keras.Variable]) -> list[tuple[keras.Variable, tf.Tensor]]:

@@ -26,4 +26,5 @@ def _fresh_keras():
     keras.utils.set_random_seed(0)
     yield
     keras.backend.clear_session()
+    keras.backend.set_floatx("float32")
     keras.config.set_dtype_policy("float32")

@@ -36,6 +36,7 @@ class Trained:
 def build(case):
     keras.backend.clear_session()
     keras.utils.set_random_seed(1)
+    keras.backend.set_floatx(case.floatx)
     keras.config.set_dtype_policy(case.policy)
     return case.model()
 

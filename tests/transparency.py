@@ -27,6 +27,7 @@ class Case:
     compile: Callable[[], dict[str, Any]]
     tolerance: float = 1e-5
     policy: str = "float32"
+    floatx: str = "float32"
     warning: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -469,6 +470,9 @@ CASES = {
     # itself has to be the same.
     "mixed_float16": Case(mlp, features, loss_scaled, policy="mixed_float16", tolerance=5e-3),
     "mixed_bfloat16": Case(mlp, features, settings, policy="mixed_bfloat16", tolerance=6e-2),
+    "float64": Case(
+        regularized, features, settings, policy="float64", floatx="float64", tolerance=1e-12
+    ),
     "metrics": Case(mlp, lambda: weighted(features()), every_metric),
     "metric_that_couples": Case(
         regressor,

@@ -42,7 +42,7 @@ class Peaks:
 
     as_it_comes: int
     given_back: int
-    graph: int
+    next_to_no_data: int
 
 
 WHOLE_BATCH = Row("plain Keras, whole batch")
@@ -66,7 +66,7 @@ def run(quick: bool) -> Table:
         peaks = Peaks(
             as_it_comes=_peak_above_start(row, size, AS_IT_COMES),
             given_back=_peak_above_start(row, size, GIVEN_BACK),
-            graph=_peak_above_start(row, NEXT_TO_NO_DATA, GIVEN_BACK),
+            next_to_no_data=_peak_above_start(row, NEXT_TO_NO_DATA, GIVEN_BACK),
         )
         print(f"  {row.name}: {_gigabytes(peaks.as_it_comes)}", flush=True)
         found[row.name] = peaks
@@ -78,7 +78,7 @@ def run(quick: bool) -> Table:
             "against the whole batch",
             "peak, freed memory given back",
             "against the whole batch",
-            "of it the graph",
+            "next to no data",
         ),
         rows=tuple(
             (
@@ -87,7 +87,7 @@ def run(quick: bool) -> Table:
                 f"{peaks.as_it_comes / whole.as_it_comes:.2f}",
                 _gigabytes(peaks.given_back),
                 f"{peaks.given_back / whole.given_back:.2f}",
-                _gigabytes(peaks.graph),
+                _gigabytes(peaks.next_to_no_data),
             )
             for name, peaks in found.items()
         ),

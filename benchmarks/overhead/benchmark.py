@@ -36,8 +36,8 @@ class Row:
 
 ROWS = (
     Row("transformer, 2 blocks, batch 32", "transformer", 32, 5),
-    Row("residual conv net, 32x32 images, batch 32", "conv_net", 32, 30),
-    Row("MLP, 3 x 1024, batch 128", "wide_mlp", 128, 60),
+    Row("residual conv net, 32x32 images, batch 32", "conv_net", 32, 20),
+    Row("MLP, 3 x 1024, batch 128", "wide_mlp", 128, 40),
     Row("MLP, 3 x 32, batch 32", "tiny_mlp", 32, 500),
 )
 
