@@ -73,7 +73,8 @@ class Executor:
             head: Takes outputs and gives gradients.
             state: Hands out and takes the state of layers.
         """
-        step = _Step(self._functions, self._weights, feeds, head, state, self._outputs)
+        is_training = self._schedule.has_backward
+        step = _Step(self._functions, self._weights, feeds, head, state, self._outputs, is_training)
         last_op: dict[int, list[Any]] = defaultdict(list)
         lanes = {op: lane for lane, ops in enumerate(self._schedule.lanes) for op in ops}
         for op in self._schedule.order():
@@ -101,7 +102,9 @@ class _Step:
         head: Head,
         state: StateFlow,
         outputs: Sequence[int],
+        is_training: bool,
     ) -> None:
+        self._is_training = is_training
         self._functions = functions
         self._weights = weights
         self._values = [dict(feed) for feed in feeds]
@@ -116,32 +119,29 @@ class _Step:
         self._sums = [GradientSum(used) for used in self._stage_weights]
 
     def forward(self, op: Op) -> list[Any]:
-        function = self._functions[op.stage]
-        stage, values = function.stage, self._values[op.micro_batch]
-        inputs = [values[number] for number in stage.inputs]
-        run = _Run()
-        borrowed = self._borrowed[op.stage]
-        made = [n for n in stage.inputs if n not in self._data]
-        run.inputs = [
-            (number, place, leaf) for number in made for place, leaf in _floats(values[number])
-        ]
-        weights = self._sources(function, op.stage)
-        with tf.GradientTape(watch_accessed_variables=False) as run.tape:
-            run.tape.watch([leaf for _, _, leaf in run.inputs] + weights)
-            run.result = function(
-                inputs, borrowed, lambda variable: self._state.read(variable, op.micro_batch)
-            )
-        run.weights = weights
-        values.update(zip(stage.outputs, run.result.values))
-        self._state.write(stage, op.micro_batch, run.result)
+        function, values = self._functions[op.stage], self._values[op.micro_batch]
+        run = _Run(self._watched_inputs(function, op), self._sources(function, op.stage))
+        with run.recording(self._is_training):
+            run.result = result = self._call(function, op)
         run.loss_gradients = self._head.take_losses(
-            op.micro_batch, run.result.losses, run.result.loss_calls
+            op.micro_batch, result.losses, result.loss_calls
         )
-        self._runs[op.stage, op.micro_batch] = run
-        ran = [leaf for value in run.result.values for leaf in tree.flatten(value)]
+        if self._is_training:
+            self._runs[op.stage, op.micro_batch] = run
+        values.update(zip(function.stage.outputs, result.values))
+        self._state.write(function.stage, op.micro_batch, result)
         if op.stage == len(self._functions) - 1:
             self._head.take_outputs(op.micro_batch, [values[number] for number in self._outputs])
-        return ran + run.result.losses
+        ran = [leaf for value in result.values for leaf in tree.flatten(value)]
+        return [tensor for tensor in (*ran, *result.losses) if isinstance(tensor, tf.Tensor)]
+
+    def _call(self, function: StageFunction, op: Op) -> StageOutputs:
+        values = self._values[op.micro_batch]
+        return function(
+            [values[number] for number in function.stage.inputs],
+            self._borrowed[op.stage],
+            lambda variable: self._state.read(variable, op.micro_batch),
+        )
 
     def backward(self, op: Op) -> list[Any]:
         stage = self._functions[op.stage].stage
@@ -161,8 +161,7 @@ class _Step:
                     given.append(gradient)
         if not targets:
             return []
-        sources = [leaf for _, _, leaf in run.inputs] + run.weights
-        gradients = run.tape.gradient(targets, sources, output_gradients=given)
+        gradients = run.tape.gradient(targets, run.sources, output_gradients=given)
         of_inputs, of_weights = gradients[: len(run.inputs)], gradients[len(run.inputs) :]
         for (number, place, _), gradient in zip(run.inputs, of_inputs):
             cotangents.add(number, place, gradient)
@@ -182,6 +181,12 @@ class _Step:
                 totals.append(add_gradients(parts[id(weight)]))
         return totals
 
+    def _watched_inputs(self, function: StageFunction, op: Op) -> list[tuple[int, int, tf.Tensor]]:
+        """What a stage takes from other stages: number, place and tensor of each float leaf."""
+        values = self._values[op.micro_batch]
+        made = [number for number in function.stage.inputs if number not in self._data]
+        return [(number, place, leaf) for number in made for place, leaf in _floats(values[number])]
+
     def _sources(self, function: StageFunction, stage: int) -> list[Any]:
         """What the tape must watch to find the gradients of a stage's weights."""
         borrowed = {id(v): t for v, t in zip(function.borrowed, self._borrowed[stage])}
@@ -189,13 +194,31 @@ class _Step:
 
 
 class _Run:
-    """A forward run of a stage that waits for its backward."""
+    """A forward run of a stage that waits for its backward.
 
-    tape: tf.GradientTape
+    Args:
+        inputs: What it takes from other stages, each with number and place.
+        weights: Its weights: variables, or tensors where they are borrowed.
+    """
+
     result: StageOutputs
-    inputs: list[tuple[int, int, tf.Tensor]]
-    weights: list[Any]
     loss_gradients: list[tf.Tensor]
+
+    def __init__(self, inputs: list[tuple[int, int, tf.Tensor]], weights: list[Any]) -> None:
+        self.inputs = inputs
+        self.weights = weights
+        self.sources = [leaf for _, _, leaf in inputs] + weights
+        self.tape = tf.GradientTape(watch_accessed_variables=False)
+
+    @contextlib.contextmanager
+    def recording(self, is_training: bool) -> Iterator[None]:
+        """Remembers for the backward what runs inside, if there will be one."""
+        if not is_training:
+            yield
+            return
+        with self.tape:
+            self.tape.watch(self.sources)
+            yield
 
 
 class _Cotangents:
