@@ -22,7 +22,7 @@ demo: $(VENV)/installed
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -q
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q
 
 check: $(VENV)/installed
 	$(BIN)/ruff format --check .

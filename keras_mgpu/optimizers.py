@@ -53,30 +53,47 @@ def beside_variables() -> Iterator[None]:
     if tf.executing_eagerly():
         yield
         return
-    with tf.compat.v1.device(_device_of_inputs):
+    with tf.compat.v1.device(_InputsDevices().of_op):
         yield
 
 
-def _device_of_inputs(op: Any) -> str:
-    """The device of the largest thing an op reads; scalars, such as a learning rate, follow."""
-    if op.device:
-        return op.device
-    found = ""
-    for tensor in op.inputs:
-        device = _device_of(tensor)
-        if device and tensor.dtype == tf.resource:
-            return device
-        if device and tensor.shape.rank != 0:
-            found = found or device
-    return found
+class _InputsDevices:
+    """Finds where an op's inputs are. Remembers captures, of which a graph may have thousands."""
 
+    def __init__(self) -> None:
+        self._captured: dict[int, dict[str, Any]] = {}
 
-def _device_of(tensor: Any) -> str:
-    """Where a tensor is made; for one captured from outside a function, where it comes from."""
-    if isinstance(tensor, tf.__internal__.EagerTensor):
-        return tensor.device
-    if tensor.op.type == "Placeholder" and not tensor.op.device:
-        captures = getattr(tensor.graph, "captures", ())
-        outer = next((out for out, inner in captures if inner.name == tensor.name), None)
-        return "" if outer is None else _device_of(outer)
-    return tensor.op.device
+    def of_op(self, op: Any) -> str:
+        """The device of the variable an op touches, else of what it reads.
+
+        Scalars, such as a learning rate, go along with the rest.
+        """
+        if op.device:
+            return op.device
+        found = ""
+        for tensor in op.inputs:
+            device = self._of_tensor(tensor)
+            if device and tensor.dtype == tf.resource:
+                return device
+            if device and tensor.shape.rank != 0:
+                found = found or device
+        return found
+
+    def _of_tensor(self, tensor: Any) -> str:
+        """Where a tensor is made; of one captured from outside a function, where it comes from."""
+        if isinstance(tensor, tf.__internal__.EagerTensor):
+            return tensor.device
+        if tensor.op.type == "ReadVariableOp":  # TensorFlow builds reads outside any device scope.
+            return tensor.op.device or self._of_tensor(tensor.op.inputs[0])
+        if tensor.op.type != "Placeholder" or tensor.op.device:
+            return tensor.op.device
+        outer = self._outer(tensor)
+        return "" if outer is None else self._of_tensor(outer)
+
+    def _outer(self, tensor: Any) -> Any:
+        known = self._captured.setdefault(id(tensor.graph), {})
+        if tensor.name not in known:
+            captures = getattr(tensor.graph, "captures", ())
+            known.update((inner.name, outer) for outer, inner in captures)
+            known.setdefault(tensor.name, None)
+        return known[tensor.name]
