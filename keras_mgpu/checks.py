@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -118,10 +119,21 @@ def check_stage_list(layers: Sequence[Any]) -> None:
             )
 
 
+def check_can_be_cut(layers: Sequence[keras.Layer], num_micro_batches: int) -> None:
+    """A layer that keeps something for each place in the batch needs the batch whole."""
+    stateful = [layer.name for layer in layers if getattr(layer, "stateful", False)]
+    if stateful and num_micro_batches > 1:
+        raise ValueError(
+            f"The layer '{stateful[0]}' is stateful: it keeps a state for each sample of a batch, "
+            "which micro-batches would mix up. Use `micro_batches=1`. "
+            f"Received: micro_batches={num_micro_batches}"
+        )
+
+
 def check_options(micro_batches: Any, schedule: Any, batch_norm: Any) -> None:
     """Options that need no model to be judged."""
     if micro_batches is not None and (
-        isinstance(micro_batches, bool) or not isinstance(micro_batches, int)
+        isinstance(micro_batches, bool) or not isinstance(micro_batches, numbers.Integral)
     ):
         raise TypeError(
             "`micro_batches` must be an integer, the number of pieces a batch is cut into. "

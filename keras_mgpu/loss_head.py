@@ -83,25 +83,31 @@ class CompiledLoss:
         self.device = device
         self.rules: list[str] = []
         self.metrics_can_be_split = True
+        self._is_cut = num_micro_batches > 1
         self.take_apart = ValueFunction(self._take_apart, eager, num_micro_batches)
         self.take_whole = ValueFunction(self._take_whole, eager)
         self._added_rules: dict[int, str] = {}
-        self._is_ready = False
+        self._found: dict[str, tuple[list[str], bool]] = {}
 
     @property
     def couples_samples(self) -> bool:
         return COUPLED in self.rules
 
     def get_ready(self, x: Value, y: Value, y_pred: Value, sample_weight: Value) -> None:
-        """Builds losses and metrics for outputs like these, and finds their rules."""
-        if self._is_ready:
-            return
-        build_losses_and_metrics(self.model, x, y, y_pred, sample_weight)
-        self._place_metrics()
-        self.rules = [term.find_rule() for term in self._terms(y, y_pred, sample_weight)]
-        self.metrics_can_be_split = self._probe_metrics(y, y_pred, sample_weight)
-        self._say_what_is_gathered()
-        self._is_ready = True
+        """Builds losses and metrics for outputs like these, and finds their rules.
+
+        Rules depend on what a batch brings: with weights, a loss may divide by other things.
+        """
+        brings = str(tree.map_structure(lambda leaf: leaf is not None, (y, sample_weight)))
+        if brings not in self._found:
+            if not self._found:
+                build_losses_and_metrics(self.model, x, y, y_pred, sample_weight)
+                self._place_metrics()
+            self.rules = [term.find_rule() for term in self._terms(y, y_pred, sample_weight)]
+            self.metrics_can_be_split = self._probe_metrics(y, y_pred, sample_weight)
+            self._say_what_is_gathered()
+            self._found[brings] = self.rules, self.metrics_can_be_split
+        self.rules, self.metrics_can_be_split = self._found[brings]
 
     def added_rule(self, call: LayerCall, read: list[Value], training: bool) -> str:
         """How a loss that a layer adds itself makes up the whole batch's: as mean or as sum."""
@@ -166,6 +172,8 @@ class CompiledLoss:
         """One micro-batch: its part of each term, gradients of its outputs, and its metrics."""
         y, y_pred, sample_weight = values
         is_used = tf.cast(num_samples > 0, COUNT)
+        if self._is_cut:
+            micro_batches.check_rows(y_pred, num_samples)
         with tf.name_scope("loss"), _Gradients(y_pred, scale) as gradients:
             parts = []
             terms = self._terms(y, y_pred, sample_weight)

@@ -86,11 +86,27 @@ def split(batch: Any, sizes: Sizes) -> list[Any]:
 def merge(micro_batches: Sequence[Any], sizes: Sizes) -> Any:
     """Puts outputs of micro-batches back into one batch, without those that count for nothing."""
 
+    for part, count in zip(micro_batches, sizes.counts):
+        if len(micro_batches) > 1:
+            check_rows(part, count)
+
     def concat(*parts: tf.Tensor) -> tf.Tensor:
         used = [part[:count] for part, count in zip(parts, sizes.counts)]
         return tf.concat(used, axis=0)
 
     return parts_to_whole(concat, micro_batches)
+
+
+def check_rows(outputs: Any, num_samples: tf.Tensor) -> None:
+    """Stops a step whose outputs have not one row a sample: nobody could put them together."""
+    for leaf in tree.flatten(outputs):
+        if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
+            tf.debugging.assert_equal(
+                tf.shape(leaf)[0],
+                tf.maximum(num_samples, 1),
+                "An output of the model has not as many rows as there are samples, so that its "
+                "micro-batches cannot be put together. Use `micro_batches=1`. Rows and samples",
+            )
 
 
 def parts_to_whole(concat: Any, micro_batches: Sequence[Any]) -> Any:

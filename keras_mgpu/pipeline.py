@@ -114,8 +114,10 @@ class Pipeline:
     def _stage_functions(self, training: bool) -> list[StageFunction]:
         if training not in self._functions:
             num_calls = self.schedule.num_micro_batches
+            weights = {id(v): v for stage in self.stages for v in stage.variables if v.trainable}
             self._functions[training] = [
-                StageFunction(stage, training, self._eager, num_calls) for stage in self.stages
+                StageFunction(stage, training, self._eager, num_calls, weights)
+                for stage in self.stages
             ]
         return self._functions[training]
 

@@ -84,9 +84,11 @@ class PipelineSplit(keras.Model):
             calls,
             planning.make_plan(calls, cuts, len(names)),
             names,
-            schedules.make(schedule, len(names), micro_batches),
+            schedules.make(schedule, len(names), int(micro_batches)),
             batch_norm,
         )
+        sublayers = [layer for stage in pipeline.stages for layer in stage.sublayers]
+        checks.check_can_be_cut(sublayers, pipeline.schedule.num_micro_batches)
         _warn_of_norms(pipeline)
         place_variables(pipeline.stages)
 

@@ -23,8 +23,23 @@ UNKNOWN_DIMENSION = 8
 LARGEST = 2**24  # Numbers in one random tensor; above, all axes but the last are shortened.
 TOLERANCE = 1e-4
 
-# What losses are made for: labels against probabilities, and any number against any other.
-DRAWS = (("binary", "unit"), ("unit", "unit"), ("normal", "normal"), ("binary", "normal"))
+# Labels against predictions, in every range that losses are made for. A draw that a loss cannot
+# take, such as a class too large, is left out. Marks for "ignore this" are drawn too: a loss that
+# divides by what it did not ignore is a plain mean until it meets one.
+DRAWS = (
+    ("binary", "unit"),
+    ("classes", "unit"),
+    ("classes", "normal"),
+    ("unit", "unit"),
+    ("normal", "normal"),
+    (-100, "unit"),
+    (-100, "normal"),
+    (-1, "unit"),
+    (-1, "normal"),
+    (255, "unit"),
+    (float("nan"), "unit"),
+    (float("nan"), "normal"),
+)
 
 
 def find_rule(
@@ -40,11 +55,9 @@ def find_rule(
     """
     with tf.init_scope(), tf.device("/CPU:0"):
         for shorten in (True, False):
-            try:
-                trials = [_try(function, values) for values in _draws(specs, shorten)]
-            except Exception:  # Whatever the user's code raises on random values tells nothing.
-                continue
-            return _matching_rule(trials, rules)
+            trials = [_try(function, values) for values in _draws(specs, shorten)]
+            if any(trial is not None for trial in trials):
+                return _matching_rule([trial for trial in trials if trial is not None], rules)
     return None
 
 
@@ -89,9 +102,15 @@ def _holds(combine: Rule, whole: Any, results: list[Any], parts: list[Any]) -> b
     return whole.shape == combined.shape and np.allclose(whole, combined, TOLERANCE, close_enough)
 
 
-def _try(function: Callable[..., Any], values: tuple[Any, ...]) -> tuple[Any, list[Any], list[Any]]:
+def _try(
+    function: Callable[..., Any], values: tuple[Any, ...]
+) -> tuple[Any, list[Any], list[Any]] | None:
+    """Results for the whole and for the parts; `None` if these values cannot be taken."""
     parts = [_part(values, start, end) for start, end in PARTS]
-    return _flat(function(*values)), [_flat(function(*part)) for part in parts], parts
+    try:
+        return _flat(function(*values)), [_flat(function(*part)) for part in parts], parts
+    except Exception:  # Whatever the user's code raises on random values tells nothing.
+        return None
 
 
 def _part(values: tuple[Any, ...], start: int, end: int) -> Any:
@@ -106,23 +125,52 @@ def _flat(result: Any) -> Any:
 
 
 def _draws(specs: tuple[Any, ...], shorten: bool) -> list[tuple[Any, ...]]:
-    generator = np.random.default_rng(0)
+    random = _Random(specs, shorten)
+    return [
+        (random.like(specs[0], labels), *(random.like(spec, rest) for spec in specs[1:]))
+        for labels, rest in DRAWS
+    ]
 
-    def draw(spec: Any, kind: str) -> Any:
-        return tree.map_structure(lambda each: _random(each, kind, generator, shorten), spec)
 
-    return [(draw(specs[0], labels), *(draw(s, rest) for s in specs[1:])) for labels, rest in DRAWS]
+class _Random:
+    """Draws values like given specs, with sizes that fit one another."""
 
+    def __init__(self, specs: tuple[Any, ...], shorten: bool) -> None:
+        leaves = [leaf for leaf in tree.flatten(specs) if leaf is not None]
+        shapes = [tuple(leaf.shape) for leaf in leaves]
+        # A length that one spec leaves open is the one that another tells for the same axis.
+        self._sizes = {axis: n for shape in shapes for axis, n in enumerate(shape) if n is not None}
+        self._num_classes = max([shape[-1] or 2 for shape in shapes if len(shape) > 1], default=2)
+        self._shorten = shorten
+        self._generator = np.random.default_rng(0)
 
-def _random(spec: Any, kind: str, generator: np.random.Generator, shorten: bool) -> Any:
-    if spec is None:
-        return None
-    shape = [NUM_SAMPLES, *(size or UNKNOWN_DIMENSION for size in tuple(spec.shape)[1:])]
-    if shorten and math.prod(shape) > LARGEST:
-        shape = [shape[0], *(min(size, UNKNOWN_DIMENSION) for size in shape[1:-1]), shape[-1]]
-    dtype = tf.as_dtype(spec.dtype)
-    if kind == "binary" or not dtype.is_floating:
-        return tf.cast(generator.integers(0, 2, shape), dtype)
-    if kind == "normal":
-        return tf.cast(generator.normal(0.0, 2.0, shape), dtype)
-    return tf.cast(generator.uniform(0.05, 0.95, shape), dtype)
+    def like(self, spec: Any, kind: str | float) -> Any:
+        return tree.map_structure(lambda leaf: self._leaf(leaf, kind), spec)
+
+    def _leaf(self, spec: Any, kind: str | float) -> Any:
+        if spec is None:
+            return None
+        return tf.cast(self._numbers(self._shape(spec), kind, spec), tf.as_dtype(spec.dtype))
+
+    def _shape(self, spec: Any) -> list[int]:
+        given = enumerate(tuple(spec.shape)[1:], start=1)
+        sizes = [n or self._sizes.get(axis, UNKNOWN_DIMENSION) for axis, n in given]
+        if self._shorten and math.prod(sizes) * NUM_SAMPLES > LARGEST:
+            sizes = [*(min(size, UNKNOWN_DIMENSION) for size in sizes[:-1]), sizes[-1]]
+        return [NUM_SAMPLES, *sizes]
+
+    def _numbers(self, shape: list[int], kind: str | float, spec: Any) -> Any:
+        is_float = tf.as_dtype(spec.dtype).is_floating
+        if kind == "classes":
+            return self._generator.integers(0, max(self._num_classes, 2), shape)
+        numbers = self._generator.integers(0, 2, shape)
+        if not isinstance(kind, str) and (is_float or not math.isnan(kind)):
+            # The first sample is left unmarked: one part, but not the whole, is all valid.
+            marked = self._generator.random(shape) < 0.5
+            marked[0], marked[1] = False, True
+            return np.where(marked, kind, numbers)
+        if kind == "binary" or not is_float:
+            return numbers
+        if kind == "unit":
+            return self._generator.uniform(0.05, 0.95, shape)
+        return self._generator.normal(0.0, 2.0, shape)

@@ -8,8 +8,9 @@ micro-batches decides what becomes of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -50,14 +51,21 @@ class StageFunction:
         training: Whether its layers run in training mode.
         eager: Run the layers' Python anew each time, as `run_eagerly` asks for.
         num_calls: How often one step runs it: the number of micro-batches.
+        foreign: Weights of other stages, by `id`, which its layers must not read unseen.
     """
 
     def __init__(
-        self, stage: Stage, training: bool, eager: bool = False, num_calls: int = 1
+        self,
+        stage: Stage,
+        training: bool,
+        eager: bool = False,
+        num_calls: int = 1,
+        foreign: Mapping[int, keras.Variable] = MappingProxyType({}),
     ) -> None:
         self.stage = stage
         self.training = training
         self.state = stage.state
+        self._foreign = foreign
         self._function = ValueFunction(self._run, eager, num_calls)
 
     @property
@@ -130,8 +138,21 @@ class StageFunction:
             outputs = [
                 tf.nest.map_structure(tf.identity, x, expand_composites=True) for x in outputs
             ]
+        self._check_reads(scope)
         notes["assigned"] = scope.variables
         return outputs, list(losses.values()), scope.values, valid
+
+    def _check_reads(self, scope: AssignmentScope) -> None:
+        """Refuses a weight that is read behind its layer's back: its gradient would be lost."""
+        known = {id(variable) for variable in (*self.stage.variables, *self.stage.borrowed)}
+        hidden = [v for key, v in self._foreign.items() if key in scope.read and key not in known]
+        if hidden and self.training:
+            raise ValueError(
+                f"A layer or op reads the weight '{hidden[0].path}' of a layer in another stage "
+                "without owning that layer, so its gradient cannot be followed. Give the layer "
+                "that reads it the other as an attribute (`self.tied = other_layer`), or choose "
+                "`cuts` that leave both in one stage."
+            )
 
     def _mask_of_norm(self, call: LayerCall, read: Sequence[Value]) -> Any:
         is_norm = isinstance(call.layer, keras.layers.BatchNormalization)
@@ -144,6 +165,7 @@ class AssignmentScope(keras.StatelessScope):
     def __init__(self, state_mapping: Iterable[tuple[keras.Variable, tf.Tensor]] = ()) -> None:
         super().__init__(list(state_mapping), collect_losses=True)
         self._assigned: dict[int, tuple[keras.Variable, Any]] = {}
+        self.read: set[int] = set()
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -152,6 +174,10 @@ class AssignmentScope(keras.StatelessScope):
     @property
     def values(self) -> list[tf.Tensor]:
         return [tf.convert_to_tensor(value) for _, value in self._assigned.values()]
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        self.read.add(id(variable))
+        return super().get_current_value(variable)
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         variable, value = update

@@ -13,6 +13,7 @@ Three kinds of state, three rules:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -65,6 +66,7 @@ class StateFlow:
             _, writer = self._writers.setdefault(key, (variable, stage))
             if self._is_passed_on(variable):
                 _check_one_stage(variable, writer, stage)
+                self._warn_once(variable, stage)
                 before = self.read(variable, micro_batch)
                 value = tf.where(self._sizes.counts[micro_batch] > 0, value, before)
             self._after[key, micro_batch] = value
@@ -82,6 +84,17 @@ class StateFlow:
             with tf.device(variable.value.device):
                 self._before[id(variable)] = tf.identity(tf.convert_to_tensor(variable.value))
         return self._before[id(variable)]
+
+    def _warn_once(self, variable: keras.Variable, stage: Stage) -> None:
+        """State that layers keep beside metrics moves with each micro-batch: worth knowing."""
+        kept = {id(v) for layer in stage.sublayers for v in layer._non_trainable_variables}
+        is_first = (id(variable), 0) not in self._after
+        if is_first and self._sizes.num_micro_batches > 1 and id(variable) in kept:
+            warnings.warn(
+                f"The layer state '{variable.path}' moves with every micro-batch, not once a batch "
+                "as in plain Keras. `micro_batches=1` moves it as plain Keras does.",
+                stacklevel=2,
+            )
 
     def _is_passed_on(self, variable: keras.Variable) -> bool:
         return not (_is_seed(variable) or variable.trainable or id(variable) in self._norms)

@@ -1,0 +1,135 @@
+"""Faults that were found once: each stays mended."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+from keras_mgpu import PipelineSplit
+
+X = np.random.default_rng(0).normal(size=(10, 6)).astype("float32")
+Y = np.random.default_rng(1).normal(size=(10, 3)).astype("float32")
+WEIGHT = np.arange(10).astype("float32")
+FIT = {"batch_size": 5, "shuffle": False, "verbose": 0}
+
+
+def dense(*more):
+    return keras.Sequential([keras.Input((6,)), layers.Dense(4), *more, layers.Dense(3)])
+
+
+def pair(devices, make, micro_batches=3):
+    """A plain model and a split one with the same weights."""
+    plain, inner = make(), make()
+    inner.set_weights(plain.get_weights())
+    return plain, PipelineSplit(inner, devices[:2], micro_batches)
+
+
+def test_weights_that_come_later_are_noticed(devices):
+    losses = []
+    for model in pair(devices, dense):
+        loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+        model.compile("sgd", loss)
+        model.evaluate(X, Y, batch_size=5, verbose=0)
+        losses.append(model.fit(X, Y, sample_weight=WEIGHT, **FIT).history["loss"])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+
+
+def ignores_minus_100(y_true, y_pred):
+    counts = ops.cast(y_true != -100, "float32")
+    labels = ops.where(y_true == -100, 0, y_true)
+    values = keras.losses.sparse_categorical_crossentropy(labels, y_pred, from_logits=True)
+    return ops.sum(values * counts) / ops.maximum(ops.sum(counts), 1.0)
+
+
+def ignores_nan(y_true, y_pred):
+    gaps = ops.isnan(y_true)
+    distance = ops.where(gaps, 0.0, y_pred - ops.where(gaps, 0.0, y_true))
+    return ops.sum(distance**2) / ops.sum(ops.cast(~gaps, "float32"))
+
+
+def weighs_classes(y_true, y_pred):
+    weight = ops.where(y_true == 2, 5.0, 1.0)
+    values = keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
+    return ops.sum(weight * values) / ops.sum(weight)
+
+
+LABELS = np.array([-100, -100, -100, 1, 2, 0, -100, 1, 2, 2])
+WITH_GAPS = np.where(np.arange(30).reshape(10, 3) % 4 == 0, np.nan, Y).astype("float32")
+CLASSES = np.array([2, 2, 2, 0, 1, 0, 1, 1, 0, 2])
+
+
+@pytest.mark.parametrize(
+    ("loss", "y"),
+    [(ignores_minus_100, LABELS), (ignores_nan, WITH_GAPS), (weighs_classes, CLASSES)],
+)
+def test_losses_that_couple_samples_only_for_some_labels(devices, loss, y):
+    losses = []
+    for model in pair(devices, dense):
+        model.compile("sgd", loss)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            losses.append(model.fit(X, y, **FIT).history["loss"])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+
+
+def test_sequences_of_open_length_do_not_look_coupled(devices):
+    tokens = np.random.default_rng(2).integers(0, 20, (8, 7))
+    model = keras.Sequential(
+        [keras.Input((None,), dtype="int32"), layers.Embedding(20, 8), layers.Dense(20)]
+    )
+    split = PipelineSplit(model, devices[:2], micro_batches=4)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    split.compile("sgd", loss, metrics=["accuracy"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        split.fit(tokens, tokens, verbose=0)
+
+
+def test_a_weight_read_behind_the_back_of_its_layer_is_refused(devices):
+    inputs = keras.Input((6,))
+    tied = layers.Dense(6, name="tied")
+    x = layers.Dense(6, name="middle")(tied(inputs))
+    model = keras.Model(inputs, ops.matmul(layers.Dense(6)(x), tied.kernel))
+    split = PipelineSplit(model, devices[:2], micro_batches=2, cuts=["middle"])
+    split.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="reads the weight 'tied/kernel' of a layer in another"):
+        split.fit(X, X, verbose=0)
+
+
+def test_outputs_without_a_row_for_each_sample_are_refused(devices):
+    def make():
+        inputs = keras.Input((4, 6))
+        x = ops.reshape(layers.Dense(5)(inputs), (-1, 5))
+        return keras.Model(inputs, layers.Dense(3)(x))
+
+    x = np.ones((8, 4, 6), "float32")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="as many rows"):
+        PipelineSplit(make(), devices[:2], micro_batches=4).predict(x, verbose=0)
+    whole = PipelineSplit(make(), devices[:2], micro_batches=1).predict(x, verbose=0)
+    assert whole.shape == (32, 3)
+
+
+def test_stateful_layers_are_refused_with_micro_batches(devices):
+    def make():
+        return keras.Sequential(
+            [keras.Input(batch_shape=(4, 3, 6)), layers.LSTM(4, stateful=True), layers.Dense(3)]
+        )
+
+    with pytest.raises(ValueError, match=r"'lstm' is stateful.*micro_batches=1"):
+        PipelineSplit(make(), devices[:2], micro_batches=2)
+    PipelineSplit(make(), devices[:2], micro_batches=1)
+
+
+def test_state_that_moves_with_every_micro_batch_is_said(devices):
+    model = dense(layers.SpectralNormalization(layers.Dense(4)))
+    split = PipelineSplit(model, devices[:2], micro_batches=2)
+    split.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match=r"vector_u' moves with every micro-batch"):
+        split.fit(X, Y, verbose=0)
+
+
+def test_numpy_integers_are_integers(devices):
+    assert PipelineSplit(dense(), devices[:2], micro_batches=np.int64(3)).micro_batches == 3
