@@ -11,7 +11,7 @@ from transparency import BATCH_SIZE, CASES
 from keras_mgpu import PipelineSplit
 
 # (schedule, stages, micro-batches): 8 micro-batches are more than the last batch has samples.
-SPLITS = [("1f1b", 2, 1), ("1f1b", 2, 4), ("1f1b", 3, 8), ("gpipe", 2, 3), ("gpipe", 3, 4)]
+SPLITS = [("1f1b", 2, 4), ("1f1b", 3, 8), ("gpipe", 2, 3), ("gpipe", 3, 1)]
 EPOCHS = 2
 
 
