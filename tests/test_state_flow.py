@@ -243,7 +243,10 @@ def test_state_in_two_stages_is_refused(devices):
     model = keras.Model(inputs, layers.Dense(2)(x))
     split = PipelineSplit(model, devices[:2], micro_batches=2, cuts=["middle"])
     split.compile("sgd", "mse")
-    with pytest.raises(ValueError, match=r"counts/seen' is assigned in stage 0 and in stage 1"):
+    with (
+        pytest.warns(UserWarning, match="moves with every micro-batch"),
+        pytest.raises(ValueError, match=r"counts/seen' is assigned in stage 0 and in stage 1"),
+    ):
         split.fit(X, Y, verbose=0)
 
 
