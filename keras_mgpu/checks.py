@@ -9,8 +9,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_mgpu import schedule as schedules
+from keras_mgpu import named_schedules as schedules
 from keras_mgpu.keras_internals import Functional
+from keras_mgpu.schedule import Schedule
 
 FORMS = (
     "These forms can be split: a `keras.Sequential` model, a Functional model "
@@ -143,10 +144,16 @@ def check_options(micro_batches: Any, schedule: Any, batch_norm: Any) -> None:
         raise ValueError(
             f"`micro_batches` must be at least 1. Received: micro_batches={micro_batches}"
         )
-    if schedule not in schedules.SCHEDULES:
+    if isinstance(schedule, str) and schedule not in schedules.SCHEDULES:
         raise ValueError(
-            f"`schedule` must be one of {', '.join(map(repr, schedules.SCHEDULES))}. "
-            f"Received: schedule={schedule!r}"
+            f"`schedule` must be one of {', '.join(map(repr, schedules.SCHEDULES))}, or a "
+            f"`Schedule` of your own. Received: schedule={schedule!r}"
+        )
+    if not isinstance(schedule, (str, Schedule, list, tuple)):
+        raise TypeError(
+            "`schedule` must be a name, a `Schedule`, or a list with the ops of each device, such "
+            'as `["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]`. '
+            f"Received: schedule={schedule!r} (of type {type(schedule).__name__})"
         )
     if batch_norm not in BATCH_NORM:
         raise ValueError(

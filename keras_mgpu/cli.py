@@ -13,7 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from keras_mgpu.schedule import SCHEDULES, Schedule, make
+from keras_mgpu.named_schedules import SCHEDULES, make
+from keras_mgpu.schedule import Schedule
 from keras_mgpu.timeline import Timeline, replay
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import tensorflow as tf
 
 OUT_OF_MEMORY_ADVICE = (
     "Things that lower its memory: a smaller batch; more `micro_batches` with "
-    'schedule="1f1b"; one more device, so that stages get smaller; or `cuts` that give this '
-    "stage fewer layers."
+    'schedule="1f1b"; recompute="auto"; one more device, so that stages get smaller; or `cuts` '
+    "that give this stage fewer layers."
 )
 
 

@@ -16,13 +16,15 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from keras_mgpu.gradients import GradientSum, add_gradients
+from keras_mgpu.gradients import add_gradients
 from keras_mgpu.layer_calls import LayerCall, Value
 from keras_mgpu.schedule import Op, Schedule
 from keras_mgpu.stage_function import StageFunction, StageOutputs
+from keras_mgpu.stage_gradients import Arguments, TapedStage, TracedStage
+from keras_mgpu.stage_program import Leaf, float_leaves
 from keras_mgpu.state_flow import StateFlow
 
-KINDS = {"F": "forward", "B": "backward"}
+KINDS = {"F": "forward", "R": "recompute", "B": "backward", "W": "weights"}
 
 
 class Head(Protocol):
@@ -43,45 +45,257 @@ class Head(Protocol):
         """For each output, the gradients of its leaves."""
 
 
-class Executor:
-    """One step through the pipeline.
+def infer(
+    functions: Sequence[StageFunction],
+    schedule: Schedule,
+    feeds: Sequence[dict[int, Value]],
+    outputs: Sequence[int],
+    head: Head,
+    state: StateFlow,
+) -> None:
+    """Runs every forward of a schedule that has nothing else.
 
     Args:
         functions: One a stage, in order.
         schedule: The order of the ops.
+        feeds: For each micro-batch, the model's inputs by their numbers.
         outputs: Numbers of the values the model returns.
+        head: Takes outputs.
+        state: Hands out and takes the state of layers.
+    """
+    flow = _Flow(functions, feeds, outputs, head, state)
+
+    def forward(op: Op) -> list[Any]:
+        result = functions[op.stage](**vars(flow.arguments(op)))
+        flow.take(op, result)
+        return _tensors(result)
+
+    _in_order(schedule, functions, forward)
+
+
+class Trainer:
+    """Stages that train; what was made for one step serves the next.
+
+    Args:
+        functions: One a stage, in order.
         weights: The variables to find gradients for.
+        num_micro_batches: How many a step has.
+        data: Numbers of the model's inputs.
+        eager: Whether steps run without being traced.
+        stays_a_call: Whether stages must not be copied into the step.
     """
 
     def __init__(
         self,
         functions: Sequence[StageFunction],
-        schedule: Schedule,
-        outputs: Sequence[int],
-        weights: Sequence[keras.Variable] = (),
+        weights: Sequence[keras.Variable],
+        num_micro_batches: int,
+        data: Sequence[int],
+        eager: bool,
+        stays_a_call: bool,
     ) -> None:
+        made = {number for function in functions for number in function.stage.outputs} - set(data)
         self._functions = functions
-        self._schedule = schedule
-        self._outputs = outputs
         self._weights = weights
+        self._eager = eager
+        self._used = [_weights_of(function, weights) for function in functions]
+        self._stages: list[Any] = [
+            TapedStage(function, used, made)
+            if eager
+            else TracedStage(function, used, made, num_micro_batches, stays_a_call)
+            for function, used in zip(functions, self._used)
+        ]
 
-    def run(self, feeds: Sequence[dict[int, Value]], head: Head, state: StateFlow) -> list[Any]:
-        """Runs every op of the schedule; returns the gradient of each weight, or `None`.
+    def rehearse(
+        self,
+        schedule: Schedule,
+        feed: dict[int, Value],
+        outputs: Sequence[int],
+        head: Head,
+        state: StateFlow,
+    ) -> None:
+        """Finds out, with one micro-batch, which gradients there will be, and makes all functions.
 
-        Args:
-            feeds: For each micro-batch, the model's inputs by their numbers.
-            head: Takes outputs and gives gradients.
-            state: Hands out and takes the state of layers.
+        Must be called in a graph that is thrown away.
         """
-        is_training = self._schedule.has_backward
-        step = _Step(self._functions, self._weights, feeds, head, state, self._outputs, is_training)
-        last_op: dict[int, list[Any]] = defaultdict(list)
-        lanes = {op: lane for lane, ops in enumerate(self._schedule.lanes) for op in ops}
-        for op in self._schedule.order():
-            with _placed(op, self._functions[op.stage].stage.device, last_op[lanes[op]]):
-                ran = step.forward(op) if op.kind == "F" else step.backward(op)
-            last_op[lanes[op]] = ran or last_op[lanes[op]]
-        return step.gradients()
+        num, functions = schedule.num_micro_batches, self._functions
+        flow = _Flow(functions, [feed] * num, outputs, head, state)
+        arguments = []
+        for stage, function in enumerate(functions):
+            op = Op("F", stage, 0)
+            arguments.append(flow.arguments(op))
+            result = function(**vars(arguments[-1]))
+            flow.take(op, result)
+        for micro_batch in range(1, num):
+            head.take_outputs(micro_batch, [flow.values[0][number] for number in outputs])
+        wanted = {
+            (number, place)
+            for number, of_leaves in zip(outputs, head.output_gradients(0))
+            for place, gradient in enumerate(of_leaves)
+            if gradient is not None
+        }
+        config = _tensors(result)[0].op.get_attr("config_proto")
+        for stage in reversed(range(len(functions))):
+            own = {leaf for leaf in wanted if leaf[0] in functions[stage].stage.outputs}
+            kinds = schedule.kinds_of(stage)
+            wanted.update(self._stages[stage].rehearse(arguments[stage], own, kinds, config))
+
+    def run(
+        self,
+        schedule: Schedule,
+        feeds: Sequence[dict[int, Value]],
+        outputs: Sequence[int],
+        head: Head,
+        state: StateFlow,
+    ) -> list[Any]:
+        """Runs every op of the schedule; returns the gradient of each weight, or `None`."""
+        for stage in self._stages:
+            stage.begin()
+        flow = _Flow(self._functions, feeds, outputs, head, state)
+        step = _Step(self._stages, flow, head, schedule)
+        _in_order(schedule, self._functions, step.run)
+        return self._total()
+
+    def _total(self) -> list[Any]:
+        """For each weight, the sum over the stages that use it, on the weight's own device."""
+        parts: dict[int, list[Any]] = defaultdict(list)
+        for function, used, stage in zip(self._functions, self._used, self._stages):
+            with tf.device(function.stage.device):
+                gradients = stage.gradients()
+            for weight, gradient in zip(used, gradients):
+                if gradient is not None:
+                    parts[id(weight)].append(gradient)
+        totals = []
+        for weight in self._weights:
+            with tf.device(weight.value.device):
+                totals.append(add_gradients(parts[id(weight)]))
+        return totals
+
+
+class _Step:
+    """The runs and cotangents of one training step while it is built."""
+
+    def __init__(
+        self, stages: Sequence[Any], flow: _Flow, head: Head, schedule: Schedule
+    ) -> None:
+        ops = {op for lane in schedule.lanes for op in lane}
+        self._stages = stages
+        self._flow = flow
+        self._head = head
+        self._recomputes = {op.stage for op in ops if op.kind == "R"}
+        self._splits = {op.stage for op in ops if op.kind == "W"}
+        self._kept: dict[tuple[int, int], Any] = {}
+        self._loss_gradients: dict[tuple[int, int], list[tf.Tensor]] = {}
+        self._cotangents = [_Cotangents() for _ in range(schedule.num_micro_batches)]
+
+    def run(self, op: Op) -> list[Any]:
+        kinds = {"F": self._forward, "R": self._recompute, "B": self._backward, "W": self._weights}
+        return kinds[op.kind](op)
+
+    def _forward(self, op: Op) -> list[Any]:
+        key, stage = (op.stage, op.micro_batch), self._stages[op.stage]
+        keep = op.stage not in self._recomputes
+        result, self._kept[key], ran = stage.forward(self._flow.arguments(op), keep)
+        self._loss_gradients[key] = self._flow.take(op, result)
+        return ran
+
+    def _recompute(self, op: Op) -> list[Any]:
+        key = op.stage, op.micro_batch
+        self._kept[key], ran = self._stages[op.stage].recompute(self._kept[key])
+        return ran
+
+    def _backward(self, op: Op) -> list[Any]:
+        key, stage = (op.stage, op.micro_batch), self._stages[op.stage]
+        cotangents = self._cotangents[op.micro_batch]
+        if op.stage == len(self._stages) - 1:
+            gradients = self._head.output_gradients(op.micro_batch)
+            for number, of_leaves in zip(self._flow.outputs, gradients):
+                for place, gradient in enumerate(of_leaves):
+                    cotangents.add((number, place), gradient)
+        given = cotangents.take(self._flow.leaves_of(op.stage, op.micro_batch))
+        found, self._kept[key], ran = stage.backward(
+            self._kept[key], given, self._loss_gradients[key], op.stage not in self._splits
+        )
+        for leaf, gradient in found.items():
+            cotangents.add(leaf, gradient)
+        return ran
+
+    def _weights(self, op: Op) -> list[Any]:
+        return self._stages[op.stage].weight_gradients(self._kept.pop((op.stage, op.micro_batch)))
+
+
+class _Flow:
+    """The values of each micro-batch on their way through the stages."""
+
+    def __init__(
+        self,
+        functions: Sequence[StageFunction],
+        feeds: Sequence[dict[int, Value]],
+        outputs: Sequence[int],
+        head: Head,
+        state: StateFlow,
+    ) -> None:
+        self.values = [dict(feed) for feed in feeds]
+        self.outputs = outputs
+        self._functions = functions
+        self._head = head
+        self._state = state
+        self._borrowed = [_read(function) for function in functions]
+
+    def arguments(self, op: Op) -> Arguments:
+        """What the forward `op` starts from."""
+        values = self.values[op.micro_batch]
+        seen: dict[int, tf.Tensor] = {}
+
+        def read_state(variable: keras.Variable) -> tf.Tensor:
+            # A second run must see what the first one saw, though that has moved it since.
+            if id(variable) not in seen:
+                seen[id(variable)] = self._state.read(variable, op.micro_batch)
+            return seen[id(variable)]
+
+        inputs = [values[number] for number in self._functions[op.stage].stage.inputs]
+        return Arguments(inputs, self._borrowed[op.stage], read_state)
+
+    def take(self, op: Op, result: StageOutputs) -> list[tf.Tensor]:
+        """Takes what the forward `op` gave; returns gradients for the losses among it."""
+        stage, values = self._functions[op.stage].stage, self.values[op.micro_batch]
+        gradients = self._head.take_losses(op.micro_batch, result.losses, result.loss_calls)
+        values.update(zip(stage.outputs, result.values))
+        self._state.write(stage, op.micro_batch, result)
+        if op.stage == len(self._functions) - 1:
+            self._head.take_outputs(op.micro_batch, [values[number] for number in self.outputs])
+        return gradients
+
+    def leaves_of(self, stage: int, micro_batch: int) -> list[Leaf]:
+        """The outputs of a stage that can have a gradient."""
+        numbers = self._functions[stage].stage.outputs
+        return list(float_leaves(numbers, [self.values[micro_batch][n] for n in numbers]))
+
+
+class _Cotangents:
+    """Gradients of values that have been found so far, each from one stage that used the value."""
+
+    def __init__(self) -> None:
+        self._found: dict[Leaf, list[tf.Tensor]] = defaultdict(list)
+
+    def add(self, leaf: Leaf, gradient: tf.Tensor | None) -> None:
+        if gradient is not None:
+            self._found[leaf].append(gradient)
+
+    def take(self, leaves: Sequence[Leaf]) -> dict[Leaf, tf.Tensor]:
+        found = {leaf: self._found.pop(leaf) for leaf in leaves if leaf in self._found}
+        return {leaf: g[0] if len(g) == 1 else tf.add_n(g) for leaf, g in found.items()}
+
+
+def _in_order(
+    schedule: Schedule, functions: Sequence[StageFunction], run: Any
+) -> None:
+    """Builds all ops: each on its stage's device, behind the one before it on its lane."""
+    last: dict[int, list[Any]] = defaultdict(list)
+    lanes = {op: lane for lane, ops in enumerate(schedule.lanes) for op in ops}
+    for op in schedule.order():
+        with _placed(op, functions[op.stage].stage.device, last[lanes[op]]):
+            last[lanes[op]] = run(op) or last[lanes[op]]
 
 
 @contextlib.contextmanager
@@ -91,151 +305,9 @@ def _placed(op: Op, device: str, after: Sequence[Any]) -> Iterator[None]:
         yield
 
 
-class _Step:
-    """The values, gradients and tapes of one step while it is built."""
-
-    def __init__(
-        self,
-        functions: Sequence[StageFunction],
-        weights: Sequence[keras.Variable],
-        feeds: Sequence[dict[int, Value]],
-        head: Head,
-        state: StateFlow,
-        outputs: Sequence[int],
-        is_training: bool,
-    ) -> None:
-        self._is_training = is_training
-        self._functions = functions
-        self._weights = weights
-        self._values = [dict(feed) for feed in feeds]
-        self._data = frozenset(number for feed in feeds for number in feed)
-        self._head = head
-        self._state = state
-        self._outputs = outputs
-        self._borrowed = [_read(function) for function in functions]
-        self._stage_weights = [_weights_of(function, weights) for function in functions]
-        self._runs: dict[tuple[int, int], _Run] = {}
-        self._cotangents: list[_Cotangents] = [_Cotangents() for _ in feeds]
-        self._sums = [GradientSum(used) for used in self._stage_weights]
-
-    def forward(self, op: Op) -> list[Any]:
-        function, values = self._functions[op.stage], self._values[op.micro_batch]
-        run = _Run(self._watched_inputs(function, op), self._sources(function, op.stage))
-        with run.recording(self._is_training):
-            run.result = result = self._call(function, op)
-        run.loss_gradients = self._head.take_losses(
-            op.micro_batch, result.losses, result.loss_calls
-        )
-        if self._is_training:
-            self._runs[op.stage, op.micro_batch] = run
-        values.update(zip(function.stage.outputs, result.values))
-        self._state.write(function.stage, op.micro_batch, result)
-        if op.stage == len(self._functions) - 1:
-            self._head.take_outputs(op.micro_batch, [values[number] for number in self._outputs])
-        ran = [leaf for value in result.values for leaf in tree.flatten(value)]
-        return [tensor for tensor in (*ran, *result.losses) if isinstance(tensor, tf.Tensor)]
-
-    def _call(self, function: StageFunction, op: Op) -> StageOutputs:
-        values = self._values[op.micro_batch]
-        return function(
-            [values[number] for number in function.stage.inputs],
-            self._borrowed[op.stage],
-            lambda variable: self._state.read(variable, op.micro_batch),
-        )
-
-    def backward(self, op: Op) -> list[Any]:
-        stage = self._functions[op.stage].stage
-        cotangents = self._cotangents[op.micro_batch]
-        if op.stage == len(self._functions) - 1:
-            gradients = self._head.output_gradients(op.micro_batch)
-            for number, of_leaves in zip(self._outputs, gradients):
-                for place, gradient in enumerate(of_leaves):
-                    cotangents.add(number, place, gradient)
-        run = self._runs.pop((op.stage, op.micro_batch))
-        targets, given = list(run.result.losses), list(run.loss_gradients)
-        for number, value in zip(stage.outputs, run.result.values):
-            for place, leaf in _floats(value):
-                gradient = cotangents.take(number, place)
-                if gradient is not None:
-                    targets.append(leaf)
-                    given.append(gradient)
-        if not targets:
-            return []
-        gradients = run.tape.gradient(targets, run.sources, output_gradients=given)
-        of_inputs, of_weights = gradients[: len(run.inputs)], gradients[len(run.inputs) :]
-        for (number, place, _), gradient in zip(run.inputs, of_inputs):
-            cotangents.add(number, place, gradient)
-        summed = self._sums[op.stage].add(of_weights)
-        return [g for g in (*of_inputs, *summed) if isinstance(g, tf.Tensor)]
-
-    def gradients(self) -> list[Any]:
-        """For each weight, the sum over the stages that use it, on the weight's own device."""
-        parts: dict[int, list[Any]] = defaultdict(list)
-        for weights, summed in zip(self._stage_weights, self._sums):
-            for weight, gradient in zip(weights, summed.total()):
-                if gradient is not None:
-                    parts[id(weight)].append(gradient)
-        totals = []
-        for weight in self._weights:
-            with tf.device(weight.value.device):
-                totals.append(add_gradients(parts[id(weight)]))
-        return totals
-
-    def _watched_inputs(self, function: StageFunction, op: Op) -> list[tuple[int, int, tf.Tensor]]:
-        """What a stage takes from other stages: number, place and tensor of each float leaf."""
-        values = self._values[op.micro_batch]
-        made = [number for number in function.stage.inputs if number not in self._data]
-        return [(number, place, leaf) for number in made for place, leaf in _floats(values[number])]
-
-    def _sources(self, function: StageFunction, stage: int) -> list[Any]:
-        """What the tape must watch to find the gradients of a stage's weights."""
-        borrowed = {id(v): t for v, t in zip(function.borrowed, self._borrowed[stage])}
-        return [borrowed.get(id(v), v.value) for v in self._stage_weights[stage]]
-
-
-class _Run:
-    """A forward run of a stage that waits for its backward.
-
-    Args:
-        inputs: What it takes from other stages, each with number and place.
-        weights: Its weights: variables, or tensors where they are borrowed.
-    """
-
-    result: StageOutputs
-    loss_gradients: list[tf.Tensor]
-
-    def __init__(self, inputs: list[tuple[int, int, tf.Tensor]], weights: list[Any]) -> None:
-        self.inputs = inputs
-        self.weights = weights
-        self.sources = [leaf for _, _, leaf in inputs] + weights
-        self.tape = tf.GradientTape(watch_accessed_variables=False)
-
-    @contextlib.contextmanager
-    def recording(self, is_training: bool) -> Iterator[None]:
-        """Remembers for the backward what runs inside, if there will be one."""
-        if not is_training:
-            yield
-            return
-        with self.tape:
-            self.tape.watch(self.sources)
-            yield
-
-
-class _Cotangents:
-    """Gradients of values that have been found so far, each from one stage that used the value."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[int, int], list[tf.Tensor]] = defaultdict(list)
-
-    def add(self, number: int, place: int, gradient: Any) -> None:
-        if gradient is not None:
-            self._found[number, place].append(tf.convert_to_tensor(gradient))
-
-    def take(self, number: int, place: int) -> tf.Tensor | None:
-        found = self._found.pop((number, place), [])
-        if len(found) < 2:
-            return found[0] if found else None
-        return tf.add_n(found)
+def _tensors(result: StageOutputs) -> list[tf.Tensor]:
+    leaves = [leaf for value in result.values for leaf in tree.flatten(value)]
+    return [tensor for tensor in (*leaves, *result.losses) if isinstance(tensor, tf.Tensor)]
 
 
 def _read(function: StageFunction) -> list[tf.Tensor]:
@@ -247,12 +319,3 @@ def _read(function: StageFunction) -> list[tf.Tensor]:
 def _weights_of(function: StageFunction, weights: Sequence[keras.Variable]) -> list[keras.Variable]:
     used = {id(v) for v in (*function.stage.variables, *function.borrowed)}
     return [v for v in weights if id(v) in used]
-
-
-def _floats(value: Value) -> list[tuple[int, tf.Tensor]]:
-    """The leaves of a value that can have a gradient, each with its place."""
-    return [
-        (place, leaf)
-        for place, leaf in enumerate(tree.flatten(value))
-        if isinstance(leaf, tf.Tensor) and (leaf.dtype.is_floating or leaf.dtype.is_complex)
-    ]

@@ -35,6 +35,39 @@ class GradientSum:
         ]
 
 
+class GradientVariables:
+    """Dense gradients of a stage's weights, summed in variables on the stage's device.
+
+    What runs for each micro-batch adds to them in place, so that nothing of a weight's size has to
+    pass through the step for each of them.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._sums: dict[int, tf.Variable] = {}
+
+    def add(self, weight: keras.Variable, gradient: tf.Tensor) -> tf.Operation:
+        """Makes the op that adds a gradient."""
+        if id(weight) not in self._sums:
+            with tf.init_scope(), tf.device(self._device):
+                zeros = tf.zeros(weight.shape, gradient.dtype)
+                self._sums[id(weight)] = tf.Variable(zeros, trainable=False)
+        total = self._sums[id(weight)]
+        # fp8 scales come as gradients to be taken as they are: the newest counts.
+        is_taken_as_it_is = getattr(weight, "overwrite_with_gradient", False)
+        change = total.assign if is_taken_as_it_is else total.assign_add
+        return change(gradient, read_value=False)
+
+    def clear(self) -> None:
+        for total in self._sums.values():
+            with tf.device(total.device):
+                total.assign(tf.zeros(total.shape, total.dtype))
+
+    def read(self, weight: keras.Variable) -> tf.Tensor | None:
+        """The sum so far, or `None` if nothing is ever added."""
+        return self._sums[id(weight)].read_value() if id(weight) in self._sums else None
+
+
 def add_gradients(gradients: Sequence[Any]) -> Any:
     """Sums gradients as TensorFlow's tape does: sparse ones stay sparse if all are."""
     if not gradients:

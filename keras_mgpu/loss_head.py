@@ -29,7 +29,7 @@ from keras_mgpu.loss_terms import COUPLED, ONE, ROWS, SAMPLES
 from keras_mgpu.micro_batches import COUNT, Sizes
 from keras_mgpu.stage_function import AssignmentScope
 from keras_mgpu.stages import copy_to
-from keras_mgpu.value_function import ValueFunction
+from keras_mgpu.value_function import KEEP_AS_CALL, ValueFunction
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,10 +55,17 @@ class Batch:
     weight_parts: list[Value]
 
     @classmethod
-    def of(cls, x: Value, y: Value, sample_weight: Value, num_micro_batches: int) -> Batch:
+    def of(
+        cls,
+        x: Value,
+        y: Value,
+        sample_weight: Value,
+        num_micro_batches: int,
+        full: tf.Variable | None = None,
+    ) -> Batch:
         first = next(leaf for leaf in tree.flatten(x) if leaf is not None)
         whole = [micro_batches.open_sizes(value) for value in (x, y, sample_weight)]
-        sizes = micro_batches.sizes_of(whole[0], num_micro_batches)
+        sizes = micro_batches.sizes_of(whole[0], num_micro_batches, full)
         y_parts, weight_parts = (micro_batches.split(value, sizes) for value in whole[1:])
         x, y, sample_weight = whole
         return cls(x, y, sample_weight, first.shape[0], sizes, y_parts, weight_parts)
@@ -84,7 +91,8 @@ class CompiledLoss:
         self.rules: list[str] = []
         self.metrics_can_be_split = True
         self._is_cut = num_micro_batches > 1
-        self.take_apart = ValueFunction(self._take_apart, eager, num_micro_batches)
+        options = KEEP_AS_CALL if self._is_cut else {}
+        self.take_apart = ValueFunction(self._take_apart, eager, **options)
         self.take_whole = ValueFunction(self._take_whole, eager)
         self._added_rules: dict[int, str] = {}
         self._found: dict[str, tuple[list[str], bool]] = {}

@@ -27,13 +27,15 @@ class Sizes:
         batch: Samples in the whole batch, an integer tensor.
         starts: For each micro-batch, the number of its first sample.
         counts: For each micro-batch, its number of samples; 0 for one that is only there because
-            the batch has fewer samples than there are micro-batches. Such a one is fed some
-            sample again, for layers to have something to run on, and counts for nothing.
+            the batch has too few samples. Such a one is fed some samples again, for layers to have
+            something to run on, and counts for nothing.
+        rows: For each micro-batch, the number of samples it is fed, at least 1.
     """
 
     batch: tf.Tensor
     starts: tuple[tf.Tensor, ...]
     counts: tuple[tf.Tensor, ...]
+    rows: tuple[tf.Tensor, ...]
 
     @property
     def num_micro_batches(self) -> int:
@@ -63,15 +65,34 @@ def open_sizes(batch: Any) -> Any:
     return batch if tf.executing_eagerly() else tree.map_structure(open_size, batch)
 
 
-def sizes_of(batch: Any, num_micro_batches: int) -> Sizes:
-    """Sizes as even as can be: the first ones take a sample more where it does not divide."""
+def sizes_of(batch: Any, num_micro_batches: int, full: tf.Variable | None = None) -> Sizes:
+    """How a batch is cut.
+
+    Sizes are as even as can be: the first ones take a sample more where it does not divide. For
+    XLA, which compiles anew for every size, all micro-batches are full but the last, so that there
+    are never more sizes than a full one has samples.
+
+    Args:
+        batch: The batch.
+        num_micro_batches: Into how many micro-batches it is cut.
+        full: Holds the size of a full micro-batch, the largest there was so far; `None` for even
+            sizes.
+    """
     first = next(leaf for leaf in tree.flatten(batch) if leaf is not None)
+    indices = range(num_micro_batches)
     with tf.device(HOST):
         total = _num_samples(first)
         each, rest = total // num_micro_batches, total % num_micro_batches
-        starts = [index * each + tf.minimum(index, rest) for index in range(num_micro_batches)]
-        counts = [each + tf.cast(index < rest, total.dtype) for index in range(num_micro_batches)]
-    return Sizes(total, tuple(starts), tuple(counts))
+        if full is None:
+            starts = [index * each + tf.minimum(index, rest) for index in indices]
+            counts = [each + tf.cast(index < rest, total.dtype) for index in indices]
+            rows = [tf.maximum(count, 1) for count in counts]
+        else:
+            size = full.assign(tf.maximum(full, each + tf.minimum(rest, 1)), read_value=True)
+            starts = [index * size for index in indices]
+            counts = [tf.clip_by_value(total - start, 0, size) for start in starts]
+            rows = [tf.where(count > 0, count, counts[0]) for count in counts]
+    return Sizes(total, tuple(starts), tuple(counts), tuple(rows))
 
 
 def split(batch: Any, sizes: Sizes) -> list[Any]:
@@ -101,9 +122,10 @@ def check_rows(outputs: Any, num_samples: tf.Tensor) -> None:
     """Stops a step whose outputs have not one row a sample: nobody could put them together."""
     for leaf in tree.flatten(outputs):
         if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
+            rows = tf.shape(leaf)[0]
             tf.debugging.assert_equal(
-                tf.shape(leaf)[0],
-                tf.maximum(num_samples, 1),
+                rows,
+                tf.where(num_samples > 0, num_samples, rows),
                 "An output of the model has not as many rows as there are samples, so that its "
                 "micro-batches cannot be put together. Use `micro_batches=1`. Rows and samples",
             )
@@ -128,7 +150,7 @@ def _num_samples(leaf: Any) -> tf.Tensor:
 def _slice(leaf: Any, sizes: Sizes, index: int) -> Any:
     if leaf is None or sizes.num_micro_batches == 1:
         return leaf
-    count = tf.maximum(sizes.counts[index], 1)
+    count = sizes.rows[index]
     start = tf.minimum(sizes.starts[index], sizes.batch - count)
     if isinstance(leaf, tf.SparseTensor):
         shape = leaf.dense_shape

@@ -6,15 +6,17 @@ stages, micro-batches and schedules.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_mgpu import micro_batches
-from keras_mgpu import schedule as schedules
-from keras_mgpu.executor import Executor
+from keras_mgpu import named_schedules as schedules
+from keras_mgpu.executor import Trainer, infer
+from keras_mgpu.graph_optimizer import OptimizeStagesOnly
 from keras_mgpu.layer_calls import LayerCalls, Value
 from keras_mgpu.loss_head import Batch, CompiledLoss, LossHead
 from keras_mgpu.partition import PartitionPlan
@@ -22,6 +24,8 @@ from keras_mgpu.schedule import Schedule
 from keras_mgpu.stage_function import StageFunction
 from keras_mgpu.stages import Stage, make_stages
 from keras_mgpu.state_flow import StateFlow
+from keras_mgpu.value_function import KEEP_AS_CALL
+from keras_mgpu.xla import StageCompiler
 
 
 class Pipeline:
@@ -49,15 +53,40 @@ class Pipeline:
         self.stages: tuple[Stage, ...] = make_stages(calls, plan, devices)
         self._batch_norm = batch_norm
         self._functions: dict[bool, list[StageFunction]] = {}
+        self._made_trainer: Trainer | None = None
         self._eager = False
+        self._optimizer = OptimizeStagesOnly()
+        self._compilers: list[StageCompiler | None] = [None for _ in self.stages]
+        self._full_sizes: dict[str, tf.Variable] = {}
 
-    def forget_traces(self, eager: bool) -> None:
+    def forget_traces(self, eager: bool, jit_compile: bool) -> None:
         """Starts anew: what was traced before no longer holds."""
         self._functions = {}
+        self._made_trainer = None
         self._eager = eager
+        self._compilers = [StageCompiler(stage) if jit_compile else None for stage in self.stages]
+        self._full_sizes = {}
 
-    def cut(self, x: Value, y: Value = None, sample_weight: Value = None) -> Batch:
-        return Batch.of(x, y, sample_weight, self.schedule.num_micro_batches)
+    def around_step(self) -> contextlib.AbstractContextManager[None]:
+        """The scope in which a step is to be called."""
+        is_cut = self.schedule.num_micro_batches > 1
+        return self._optimizer.around_step() if is_cut else contextlib.nullcontext()
+
+    def cut(self, mode: str, x: Value, y: Value = None, sample_weight: Value = None) -> Batch:
+        """Cuts a batch into micro-batches, for one of the modes `train`, `test` and `predict`."""
+        num = self.schedule.num_micro_batches
+        batch = Batch.of(x, y, sample_weight, num, self._full_size(mode))
+        for compiler in filter(None, self._compilers):
+            compiler.num_rows = batch.static_size and -(-batch.static_size // num)
+        return batch
+
+    def _full_size(self, mode: str) -> tf.Variable | None:
+        if not any(self._compilers):
+            return None
+        if mode not in self._full_sizes:
+            with tf.init_scope(), tf.device(micro_batches.HOST):
+                self._full_sizes[mode] = tf.Variable(0, trainable=False)
+        return self._full_sizes[mode]
 
     def state(self, batch: Batch) -> StateFlow:
         return StateFlow(self.stages, batch.sizes, self._batch_norm)
@@ -75,18 +104,35 @@ class Pipeline:
         return LossHead(compiled, batch, training, scale, self.calls.pack_outputs, forward)
 
     def train(
-        self, batch: Batch, head: LossHead, state: StateFlow, weights: Sequence[keras.Variable]
-    ) -> list[Any]:
-        """Forward and backward; returns the gradient of each weight, or `None`."""
+        self,
+        batch: Batch,
+        make_head: Callable[[], LossHead],
+        state: StateFlow,
+        weights: Sequence[keras.Variable],
+    ) -> tuple[LossHead, list[Any]]:
+        """Forward and backward; returns the head and the gradient of each weight, or `None`."""
+        head, feeds = make_head(), self._feeds(batch)
         schedule = self.schedule
         if head.couples_samples:
-            schedule = schedules.gpipe(schedule.num_stages, schedule.num_micro_batches)
-        return self._run(batch, head, state, schedule, weights)
+            schedule = schedules.forwards_first(schedule)
+        trainer = self._trainer(weights)
+
+        @tf.function(autograph=False)
+        def rehearse() -> None:
+            twin = make_head(), self.state(batch)
+            trainer.rehearse(schedule, feeds[0], self.calls.outputs, *twin)
+
+        with self._optimizer.inside_step():
+            if not self._eager:
+                rehearse.get_concrete_function()
+            return head, trainer.run(schedule, feeds, self.calls.outputs, head, state)
 
     def forward(self, batch: Batch, head: Any, state: StateFlow) -> None:
         """Forward passes only, in inference mode."""
-        sizes = self.schedule.num_stages, self.schedule.num_micro_batches
-        self._run(batch, head, state, schedules.forward_only(*sizes), ())
+        feeds, schedule = self._feeds(batch), schedules.forwards_only(self.schedule)
+        functions = self._stage_functions(training=False)
+        with self._optimizer.inside_step():
+            infer(functions, schedule, feeds, self.calls.outputs, head, state)
 
     def predict(self, batch: Batch) -> Value:
         """The outputs of a whole batch."""
@@ -96,30 +142,35 @@ class Pipeline:
         packed = [self.calls.pack_outputs(values) for values in outputs.taken]
         return micro_batches.merge(packed, batch.sizes)
 
-    def _run(
-        self,
-        batch: Batch,
-        head: Any,
-        state: StateFlow,
-        schedule: Schedule,
-        weights: Sequence[keras.Variable],
-    ) -> list[Any]:
-        inputs = self.calls.standardize(batch.x)
-        parts = micro_batches.split(inputs, batch.sizes)
-        feeds = [dict(zip(self.calls.inputs, part)) for part in parts]
-        functions = self._stage_functions(training=schedule.has_backward)
-        executor = Executor(functions, schedule, self.calls.outputs, weights)
-        return executor.run(feeds, head, state)
+    def _feeds(self, batch: Batch) -> list[dict[int, Value]]:
+        """For each micro-batch, the model's inputs by their numbers."""
+        parts = micro_batches.split(self.calls.standardize(batch.x), batch.sizes)
+        return [dict(zip(self.calls.inputs, part)) for part in parts]
+
+    def _trainer(self, weights: Sequence[keras.Variable]) -> Trainer:
+        if self._made_trainer is None:
+            functions = self._stage_functions(training=True)
+            num, data = self.schedule.num_micro_batches, self.calls.inputs
+            self._made_trainer = Trainer(
+                functions, weights, num, data, self._eager, self._stays_a_call
+            )
+        return self._made_trainer
 
     def _stage_functions(self, training: bool) -> list[StageFunction]:
         if training not in self._functions:
-            num_calls = self.schedule.num_micro_batches
             weights = {id(v): v for stage in self.stages for v in stage.variables if v.trainable}
+            options = KEEP_AS_CALL if self._stays_a_call else {}
             self._functions[training] = [
-                StageFunction(stage, training, self._eager, num_calls, weights)
-                for stage in self.stages
+                StageFunction(stage, training, self._eager, weights, compiler, **options)
+                for stage, compiler in zip(self.stages, self._compilers)
             ]
         return self._functions[training]
+
+    @property
+    def _stays_a_call(self) -> bool:
+        """Whether a stage runs more than once a step: then it must not be copied into it."""
+        recomputes = any(op.kind == "R" for lane in self.schedule.lanes for op in lane)
+        return recomputes or self.schedule.num_micro_batches > 1
 
 
 class _OutputsHead:

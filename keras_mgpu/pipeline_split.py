@@ -5,14 +5,13 @@ from __future__ import annotations
 import gc
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_mgpu import checks, errors, layer_calls, loss_terms, optimizers, planning
-from keras_mgpu import schedule as schedules
 from keras_mgpu.keras_internals import no_automatic_dependency_tracking
 from keras_mgpu.layer_calls import LayerCalls
 from keras_mgpu.loss_head import Batch, CompiledLoss
@@ -22,8 +21,6 @@ from keras_mgpu.schedule import Schedule
 from keras_mgpu.stages import Stage, place_variables
 from keras_mgpu.state_flow import StateFlow
 from keras_mgpu.verify import VerifyReport, verify
-
-MICRO_BATCHES_PER_STAGE = 4  # Leaves a bubble of about a fifth.
 
 
 class PipelineSplit(keras.Model):
@@ -48,13 +45,22 @@ class PipelineSplit(keras.Model):
             kind, one a stage. Its variables are moved to their stages' devices.
         devices: List of device strings, one a stage. The same device may stand more than once.
             Defaults to every visible GPU.
-        micro_batches: Integer. How many pieces a batch is cut into. Defaults to four a stage.
-        schedule: `"1f1b"` (one forward, one backward: few micro-batches alive at once) or
-            `"gpipe"` (all forwards, then all backwards). Defaults to `"1f1b"`.
+        micro_batches: Integer. How many pieces a batch is cut into. Defaults to four a device.
+        schedule: `"1f1b"` (one forward, one backward: few micro-batches alive at once), `"gpipe"`
+            (all forwards, then all backwards), `"interleaved"` (several stages a device: a smaller
+            bubble) or `"zero_bubble"` (gradients of weights where a device would wait). Or one of
+            your own: a `Schedule`, or the ops of each device such as
+            `["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]`. Defaults to `"1f1b"`.
         cuts: Names of the layers that end a stage, or a `PartitionPlan`. Layers of nested models
             are named like `"encoder/dense_1"`. Defaults to the balance of estimated cost.
+        stages_per_device: Integer. Into how many stages a device's part is cut; stages go over the
+            devices round by round. Defaults to 2 for `"interleaved"`, to 1 for all others.
+        recompute: Keep only what a stage is given and run its forward pass again right before the
+            backward pass: less memory, more time. `True` for all stages, a list of stage numbers
+            for these, `"auto"` for those where it saves memory. Defaults to `False`.
         batch_norm: `"deferred"`: moving statistics move once a batch; `"micro_batch"`: once a
             micro-batch. Defaults to `"deferred"`.
+        jit_compile: Whether XLA compiles each stage for its own device. Defaults to `False`.
         name: Optional name of the wrapper.
 
     Attributes:
@@ -69,22 +75,24 @@ class PipelineSplit(keras.Model):
         model: keras.Model | Sequence[keras.Layer],
         devices: Sequence[str] | None = None,
         micro_batches: int | None = None,
-        schedule: str = "1f1b",
+        schedule: str | Schedule | Sequence[Any] = "1f1b",
         cuts: Sequence[str] | PartitionPlan | None = None,
+        stages_per_device: int | None = None,
+        recompute: bool | str | Collection[int] = False,
         batch_norm: str = "deferred",
+        jit_compile: bool = False,
         name: str | None = None,
     ) -> None:
         checks.check_environment()
         checks.check_options(micro_batches, schedule, batch_norm)
         model, calls = _as_calls(model)
-        names = planning.resolve_devices(devices)
-        if micro_batches is None:
-            micro_batches = MICRO_BATCHES_PER_STAGE * len(names) if len(names) > 1 else 1
+        names = planning.devices_of_stages(devices, stages_per_device, schedule)
+        num = None if micro_batches is None else int(micro_batches)
         pipeline = Pipeline(
             calls,
             planning.make_plan(calls, cuts, len(names)),
             names,
-            schedules.make(schedule, len(names), int(micro_batches)),
+            planning.make_schedule(schedule, names, num, recompute),
             batch_norm,
         )
         sublayers = [layer for stage in pipeline.stages for layer in stage.sublayers]
@@ -94,6 +102,7 @@ class PipelineSplit(keras.Model):
 
         super().__init__(name=name or f"{model.name}_split")
         self._pipeline = pipeline
+        self._jit_compile = self._jit_compile_now = bool(jit_compile)
         self.model = model
         self.built = True
         _forget_traces(model)
@@ -137,13 +146,9 @@ class PipelineSplit(keras.Model):
     ) -> None:
         """Configures the model for training, exactly as `keras.Model.compile` does.
 
-        The model inside is compiled with the same optimizer, losses and metrics.
+        The model inside is compiled with the same optimizer, losses and metrics. With
+        `jit_compile=True` each stage is compiled by XLA for its own device.
         """
-        if jit_compile is True:
-            raise ValueError(
-                "XLA cannot compile a step that spans several devices: it may not touch the "
-                "variables of another one. Leave `jit_compile` out. Received: jit_compile=True"
-            )
         self.model.compile(
             optimizer=optimizer,
             loss=loss,
@@ -157,6 +162,7 @@ class PipelineSplit(keras.Model):
         )
         # In the saved file stands what the user asked for: unsplit, XLA may well be used.
         self.model._compile_config.config["jit_compile"] = jit_compile
+        self._jit_compile_now = self._jit_compile or jit_compile is True
         self._share_compiled()
 
     @no_automatic_dependency_tracking
@@ -175,7 +181,7 @@ class PipelineSplit(keras.Model):
         self._compile_metrics = model._compile_metrics
         self._loss_tracker = model._loss_tracker
         self._compile_config = model._compile_config
-        self._pipeline.forget_traces(model.run_eagerly)
+        self._pipeline.forget_traces(model.run_eagerly, self._jit_compile_now)
         self._compiled = CompiledLoss(
             model, self.devices[-1], model.run_eagerly, self.micro_batches
         )
@@ -204,14 +210,14 @@ class PipelineSplit(keras.Model):
 
     def _naming_stages(self, function: Any) -> Any:
         def run(data: Any) -> Any:
-            with errors.in_step(self.stages):
+            with errors.in_step(self.stages), self._pipeline.around_step():
                 return function(data)
 
         return run
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """One step: all micro-batches through the pipeline, then one update of the weights."""
-        batch = self._pipeline.cut(*keras.utils.unpack_x_y_sample_weight(data))
+        batch = self._pipeline.cut("train", *keras.utils.unpack_x_y_sample_weight(data))
         weights = self.trainable_weights
         loss, gradients, state = self._loss_and_gradients(batch, weights)
         self._loss_tracker.update_state(loss, sample_weight=batch.sizes.batch)
@@ -227,7 +233,7 @@ class PipelineSplit(keras.Model):
     def test_step(self, data: Any) -> dict[str, Any]:
         """Loss and metrics of a batch, in forward passes only."""
         pipeline = self._pipeline
-        batch = pipeline.cut(*keras.utils.unpack_x_y_sample_weight(data))
+        batch = pipeline.cut("test", *keras.utils.unpack_x_y_sample_weight(data))
         head = pipeline.loss_head(self._compiled, batch, training=False, scale=tf.ones(()))
         state = pipeline.state(batch)
         pipeline.forward(batch, head, state)
@@ -239,7 +245,7 @@ class PipelineSplit(keras.Model):
     def predict_step(self, data: Any) -> Any:
         """The outputs of a batch."""
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        return self._pipeline.predict(self._pipeline.cut(x))
+        return self._pipeline.predict(self._pipeline.cut("predict", x))
 
     def _loss_and_gradients(
         self, batch: Batch, weights: Sequence[keras.Variable]
@@ -247,9 +253,13 @@ class PipelineSplit(keras.Model):
         """The loss, the gradient of each weight for the scaled loss, and the layers' state."""
         pipeline, one = self._pipeline, tf.ones(())
         scale = one if self.optimizer is None else self.optimizer.scale_loss(one)
-        head = pipeline.loss_head(self._compiled, batch, training=True, scale=scale)
         state = pipeline.state(batch)
-        gradients = pipeline.train(batch, head, state, weights)
+        head, gradients = pipeline.train(
+            batch,
+            lambda: pipeline.loss_head(self._compiled, batch, training=True, scale=scale),
+            state,
+            weights,
+        )
         loss = head.finish() + loss_terms.penalty(weights)
         return loss, loss_terms.add_penalty_gradients(gradients, weights, scale), state
 

@@ -1,7 +1,8 @@
 """Says in which order each device runs the ops of a pipeline.
 
 A schedule is an order, not a time, and needs integers only: one value serves to run a step, to
-predict it and to draw it, so that the three cannot drift apart.
+predict it and to draw it, so that the three cannot drift apart. `named_schedules.py` makes the known
+ones; anyone can write down another.
 """
 
 from __future__ import annotations
@@ -9,18 +10,19 @@ from __future__ import annotations
 import json
 import re
 import reprlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
-KINDS = ("F", "B", "W")
+KINDS = ("F", "R", "B", "W")
 
 
 class Op(NamedTuple):
     """One piece of work: what a stage does to a micro-batch.
 
-    `kind` is `"F"` (forward), `"B"` (backward) or `"W"` (gradients of the weights, where the
-    backward leaves them for later).
+    `kind` is `"F"` (forward), `"R"` (forward once more, where its activations were not kept), `"B"`
+    (backward) or `"W"` (gradients of the weights, where the backward leaves them for later).
 
     >>> str(Op("F", stage=2, micro_batch=0))
     '2F0'
@@ -37,10 +39,10 @@ class Op(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Op:
-        match = re.fullmatch(r"([0-9]+)([FBW])([0-9]+)", text)
+        match = re.fullmatch(r"([0-9]+)([FRBW])([0-9]+)", text)
         if match is None:
             raise ValueError(
-                "An op is written as its stage, one of F, B and W, and its micro-batch, such as "
+                "An op is written as its stage, one of F, R, B and W, and its micro-batch, such as "
                 f"'2F0'. Received: text={text!r}"
             )
         stage, kind, micro_batch = match.groups()
@@ -57,7 +59,7 @@ class Schedule:
         num_micro_batches: Number of micro-batches that a batch is cut into.
         lanes: The ops of each device in their order. A lane may hold several stages, but a stage
             lies in one lane. Every forward must be there; the backwards are all there or none is,
-            and so with the gradients of the weights.
+            and so with the gradients of the weights. A stage recomputes all micro-batches or none.
 
     Raises:
         ValueError: If an op is missing, strange or there twice, if a stage lies in two lanes, or
@@ -70,7 +72,7 @@ class Schedule:
     lanes: tuple[tuple[Op, ...], ...]
 
     def __post_init__(self) -> None:
-        _check_counts(self.num_stages, self.num_micro_batches)
+        check_counts(self.num_stages, self.num_micro_batches)
         _check_ops(self)
         _check_lanes_of_stages(self)
         _check_order(self)
@@ -86,17 +88,33 @@ class Schedule:
         """Whether it trains; a schedule of forwards only serves for inference."""
         return any(op.kind == "B" for lane in self.lanes for op in lane)
 
+    @property
+    def has_weight_ops(self) -> bool:
+        """Whether the gradients of the weights are ops of their own."""
+        return any(op.kind == "W" for lane in self.lanes for op in lane)
+
+    @cached_property
+    def recomputed_stages(self) -> frozenset[int]:
+        """Stages whose forward runs once more before each backward."""
+        return frozenset(op.stage for lane in self.lanes for op in lane if op.kind == "R")
+
+    def kinds_of(self, stage: int) -> frozenset[str]:
+        """The kinds of ops that a stage has."""
+        return frozenset(op.kind for lane in self.lanes for op in lane if op.stage == stage)
+
     def needs(self, op: Op) -> tuple[Op, ...]:
         """Returns the ops whose results `op` takes."""
         kind, stage, micro_batch = op
         if kind == "W":
             return (Op("B", stage, micro_batch),)
+        if kind == "R":
+            return (Op("F", stage, micro_batch),)
         if kind == "F":
             return (Op("F", stage - 1, micro_batch),) if stage else ()
-        forward = Op("F", stage, micro_batch)
+        before = Op("R" if stage in self.recomputed_stages else "F", stage, micro_batch)
         if stage == self.num_stages - 1:
-            return (forward,)
-        return (forward, Op("B", stage + 1, micro_batch))
+            return (before,)
+        return (before, Op("B", stage + 1, micro_batch))
 
     def order(self) -> tuple[Op, ...]:
         """Returns all ops in one order in which a single worker could run them.
@@ -116,6 +134,20 @@ class Schedule:
         )
 
     @classmethod
+    def parse(cls, lanes: Iterable[str | Iterable[str | Op]], name: str = "own") -> Schedule:
+        """Returns the schedule whose lanes are given as text, or as ops.
+
+        >>> print(Schedule.parse(["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]).num_micro_batches)
+        2
+        """
+        parsed = tuple(tuple(_parse_lane(lane)) for lane in lanes)
+        ops = [op for lane in parsed for op in lane]
+        if not ops:
+            raise ValueError(f"A schedule must have ops. Received: lanes={lanes!r}")
+        num_stages = 1 + max(op.stage for op in ops)
+        return cls(name, num_stages, 1 + max(op.micro_batch for op in ops), parsed)
+
+    @classmethod
     def from_json(cls, text: str) -> Schedule:
         try:
             fields = json.loads(text)
@@ -125,85 +157,6 @@ class Schedule:
             raise ValueError(
                 f"`text` is not the JSON of a Schedule. Received: text={reprlib.repr(text)}"
             ) from error
-
-
-def gpipe(num_stages: int, num_micro_batches: int) -> Schedule:
-    """All forwards, then all backwards: simple, and every micro-batch is alive at once.
-
-    >>> from keras_mgpu.timeline import replay
-    >>> print(replay(gpipe(3, 4)).draw())
-    lane 0  F0 F1 F2 F3 .  .  .  .  B0 B1 B2 B3
-    lane 1  .  F0 F1 F2 F3 .  .  B0 B1 B2 B3 .
-    lane 2  .  .  F0 F1 F2 F3 B0 B1 B2 B3 .  .
-    """
-
-    # The backwards keep the order of the forwards, as they do in 1F1B: gradients are summed in the
-    # same order, so the two schedules give the same bits.
-    def lane(stage: int) -> Iterable[Op]:
-        return [Op(kind, stage, index) for kind in "FB" for index in range(num_micro_batches)]
-
-    return _make_lanes("gpipe", num_stages, num_micro_batches, lane)
-
-
-def one_f_one_b(num_stages: int, num_micro_batches: int) -> Schedule:
-    """One forward, one backward: as fast as GPipe, with few micro-batches alive.
-
-    Each stage runs ahead by as many forwards as there are stages from it to the end, then turns to
-    one backward, one forward, so that it keeps no more micro-batches than that.
-
-    >>> from keras_mgpu.timeline import replay
-    >>> print(replay(one_f_one_b(3, 4)).draw())
-    lane 0  F0 F1 F2 .  .  B0 F3 B1 .  B2 .  B3
-    lane 1  .  F0 F1 .  B0 F2 B1 F3 B2 .  B3 .
-    lane 2  .  .  F0 B0 F1 B1 F2 B2 F3 B3 .  .
-    """
-
-    def lane(stage: int) -> Iterable[Op]:
-        forward = [Op("F", stage, index) for index in range(num_micro_batches)]
-        backward = [Op("B", stage, index) for index in range(num_micro_batches)]
-        ahead = min(num_stages - stage, num_micro_batches)
-        steady = [op for pair in zip(backward, forward[ahead:], strict=False) for op in pair]
-        return forward[:ahead] + steady + backward[num_micro_batches - ahead :]
-
-    return _make_lanes("1f1b", num_stages, num_micro_batches, lane)
-
-
-def forward_only(num_stages: int, num_micro_batches: int) -> Schedule:
-    """Forwards without backwards, as evaluation and prediction need them.
-
-    >>> from keras_mgpu.timeline import replay
-    >>> print(replay(forward_only(3, 4)).draw())
-    lane 0  F0 F1 F2 F3 .  .
-    lane 1  .  F0 F1 F2 F3 .
-    lane 2  .  .  F0 F1 F2 F3
-    """
-
-    def lane(stage: int) -> Iterable[Op]:
-        return [Op("F", stage, index) for index in range(num_micro_batches)]
-
-    return _make_lanes("forward_only", num_stages, num_micro_batches, lane)
-
-
-SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {"gpipe": gpipe, "1f1b": one_f_one_b}
-
-
-def make(name: str, num_stages: int, num_micro_batches: int) -> Schedule:
-    """Returns the training schedule called `name`, one of the keys of `SCHEDULES`."""
-    if name not in SCHEDULES:
-        raise ValueError(
-            f"`schedule` must be one of {', '.join(map(repr, SCHEDULES))}. "
-            f"Received: schedule={name!r}"
-        )
-    return SCHEDULES[name](num_stages, num_micro_batches)
-
-
-def _make_lanes(
-    name: str, num_stages: int, num_micro_batches: int, lane: Callable[[int], Iterable[Op]]
-) -> Schedule:
-    """Returns the schedule that gives every stage a lane of its own."""
-    _check_counts(num_stages, num_micro_batches)
-    lanes = tuple(tuple(lane(stage)) for stage in range(num_stages))
-    return Schedule(name, num_stages, num_micro_batches, lanes)
 
 
 def _run(schedule: Schedule) -> tuple[tuple[Op, ...], list[int]]:
@@ -226,7 +179,7 @@ def _run(schedule: Schedule) -> tuple[tuple[Op, ...], list[int]]:
             heads[index] += 1
 
 
-def _check_counts(num_stages: int, num_micro_batches: int) -> None:
+def check_counts(num_stages: int, num_micro_batches: int) -> None:
     for name, value in (("num_stages", num_stages), ("num_micro_batches", num_micro_batches)):
         # `type` rather than `isinstance`: True is an int, but no count.
         if type(value) is not int:
@@ -268,8 +221,14 @@ def _expected_ops(schedule: Schedule) -> dict[Op, None]:
         Op(kind, stage, micro_batch): None
         for kind in KINDS[: last + 1]
         for stage in range(schedule.num_stages)
+        if kind != "R" or stage in schedule.recomputed_stages
         for micro_batch in range(schedule.num_micro_batches)
     }
+
+
+def _parse_lane(lane: str | Iterable[str | Op]) -> Iterable[Op]:
+    for op in lane.split() if isinstance(lane, str) else lane:
+        yield op if isinstance(op, Op) else Op.parse(op)
 
 
 def _check_lanes_of_stages(schedule: Schedule) -> None:

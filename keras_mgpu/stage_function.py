@@ -21,7 +21,8 @@ from keras_mgpu.keras_internals import get_mask
 from keras_mgpu.layer_calls import LayerCall, Value
 from keras_mgpu.micro_batches import COUNT
 from keras_mgpu.stages import Stage
-from keras_mgpu.value_function import ValueFunction, pack
+from keras_mgpu.value_function import Trace, ValueFunction, pack
+from keras_mgpu.xla import StageCompiler
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +51,9 @@ class StageFunction:
         stage: The stage to run.
         training: Whether its layers run in training mode.
         eager: Run the layers' Python anew each time, as `run_eagerly` asks for.
-        num_calls: How often one step runs it: the number of micro-batches.
         foreign: Weights of other stages, by `id`, which its layers must not read unseen.
+        compiler: Has it compiled, if that works.
+        options: For `tf.function`.
     """
 
     def __init__(
@@ -59,14 +61,16 @@ class StageFunction:
         stage: Stage,
         training: bool,
         eager: bool = False,
-        num_calls: int = 1,
         foreign: Mapping[int, keras.Variable] = MappingProxyType({}),
+        compiler: StageCompiler | None = None,
+        **options: Any,
     ) -> None:
         self.stage = stage
         self.training = training
         self.state = stage.state
+        self.compiler = compiler
         self._foreign = foreign
-        self._function = ValueFunction(self._run, eager, num_calls)
+        self._function = ValueFunction(self._run, eager, compiler, **options)
 
     @property
     def borrowed(self) -> list[keras.Variable]:
@@ -87,20 +91,32 @@ class StageFunction:
             borrowed: The values of `self.borrowed`.
             read_state: Gives the value a state variable has for this micro-batch.
         """
+
+        def call() -> tuple[Any, dict[str, Any]]:
+            return self._function(inputs, *borrowed, *map(read_state, self.state))
+
+        result, notes = self._until_state_is_known(call, lambda called: called[1])
+        return named_outputs(result, notes)
+
+    def trace(
+        self,
+        inputs: Sequence[Value],
+        borrowed: Sequence[tf.Tensor],
+        read_state: Callable[[keras.Variable], tf.Tensor],
+    ) -> tuple[Trace, list[tf.Tensor]]:
+        """The trace that serves such a micro-batch, and the tensors to call it with."""
+
+        def trace() -> tuple[Trace, list[tf.Tensor]]:
+            return self._function.trace(inputs, *borrowed, *map(read_state, self.state))
+
+        return self._until_state_is_known(trace, lambda traced: traced[0].notes)
+
+    def _until_state_is_known(self, call: Callable[[], Any], notes: Callable[[Any], Any]) -> Any:
         with errors.in_stage(self.stage):
             while True:
-                state = [read_state(variable) for variable in self.state]
-                result, notes = self._function(inputs, *borrowed, *state)
-                if not self._found_state(notes["assigned"]):
-                    break
-        outputs, losses, new_state, valid = result
-        return StageOutputs(
-            values=notes["layout"].unpack(outputs),
-            losses=list(losses),
-            loss_calls=notes["loss_calls"],
-            state=list(zip(notes["assigned"], new_state)),
-            valid=dict(zip(notes["masked_norms"], valid)),
-        )
+                result = call()
+                if not self._found_state(notes(result)["assigned"]):
+                    return result
 
     def _found_state(self, assigned: Sequence[keras.Variable]) -> bool:
         """Whether the layers assigned a variable that none of them owns, such as the global seed.
@@ -157,6 +173,18 @@ class StageFunction:
     def _mask_of_norm(self, call: LayerCall, read: Sequence[Value]) -> Any:
         is_norm = isinstance(call.layer, keras.layers.BatchNormalization)
         return get_mask(read[0]) if is_norm and self.training else None
+
+
+def named_outputs(result: Any, notes: Mapping[str, Any]) -> StageOutputs:
+    """What a run of a stage returned, by its names."""
+    outputs, losses, state, valid = result
+    return StageOutputs(
+        values=notes["layout"].unpack(outputs),
+        losses=list(losses),
+        loss_calls=notes["loss_calls"],
+        state=list(zip(notes["assigned"], state)),
+        valid=dict(zip(notes["masked_norms"], valid)),
+    )
 
 
 class AssignmentScope(keras.StatelessScope):

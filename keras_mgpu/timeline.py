@@ -10,14 +10,17 @@ import heapq
 import json
 import math
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 
 from keras_mgpu.schedule import KINDS, Op, Schedule
 
 # Beyond this many ticks a drawing gets coarser instead of wider.
 MAX_TICKS = 1000
+
+
+FIELDS = {"F": "forward", "R": "recompute", "B": "backward", "W": "weight"}
 
 
 @dataclass(frozen=True)
@@ -30,14 +33,21 @@ class Costs:
             Defaults to 1.
         weight: Likewise for the gradients of the weights, where they are ops of their own.
             Defaults to 1.
+        recompute: Likewise for a forward that runs again. Defaults to what a forward takes.
+        transfer: How long what a stage gives is on its way to a stage on another device. Devices
+            go on working meanwhile. Defaults to 0.
     """
 
     forward: float | Sequence[float] = 1
     backward: float | Sequence[float] = 1
     weight: float | Sequence[float] = 1
+    recompute: float | Sequence[float] | None = None
+    transfer: float = 0
 
     def __post_init__(self) -> None:
-        for field in ("forward", "backward", "weight"):
+        if self.recompute is None:
+            object.__setattr__(self, "recompute", self.forward)
+        for field in (*FIELDS.values(), "transfer"):
             value = getattr(self, field)
             if isinstance(value, Iterable) and not isinstance(value, str):
                 # A list could still change after it was checked.
@@ -60,7 +70,7 @@ class Costs:
 
     def per_stage(self, kind: str, num_stages: int) -> tuple[float, ...]:
         """Returns what an op of `kind` costs, one number a stage."""
-        field = {"F": "forward", "B": "backward", "W": "weight"}[kind]
+        field = FIELDS[kind]
         value = getattr(self, field)
         numbers = value if isinstance(value, tuple) else (value,) * num_stages
         if len(numbers) != num_stages:
@@ -82,6 +92,33 @@ class Span:
     op: Op
     start: float
     end: float
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a stage keeps of a micro-batch, one number a stage.
+
+    Args:
+        activations: From the forward, or from the one that runs again, to the backward.
+        for_weights: The part of it, and of what the backward made, that is kept for the gradients
+            of the weights, where those are ops of their own.
+        inputs: What is kept from the forward until it runs again.
+    """
+
+    activations: Sequence[float]
+    for_weights: Sequence[float]
+    inputs: Sequence[float]
+
+    def kept(self, stage: int, spans: Mapping[str, Span]) -> list[tuple[float, float, float]]:
+        """From when to when a micro-batch keeps how much in a stage, by the spans of its ops."""
+        forward, backward = spans["F"], spans.get("B", spans["F"])
+        start = spans.get("R", forward).start
+        kept = [(start, backward.end, self.activations[stage])]
+        if "R" in spans:
+            kept.append((forward.start, start, self.inputs[stage]))
+        if "W" in spans:
+            kept.append((backward.end, spans["W"].end, self.for_weights[stage]))
+        return kept
 
 
 @dataclass(frozen=True)
@@ -123,16 +160,25 @@ class Timeline:
     def peak_live(self) -> tuple[int, ...]:
         """For each stage, the largest number of micro-batches alive at once.
 
-        A stage has to keep a micro-batch from the start of its first op there, the forward, to the
-        end of its last: of the weight gradient, or else of the backward, or else of the forward.
+        A stage has to keep a micro-batch's activations from the start of its forward, or of the
+        one that runs again, to the end of its last op: of the weight gradient, or else of the
+        backward, or else of the forward.
         """
-        lives: dict[int, dict[int, tuple[float, float]]] = {}
-        for span in self.spans:
-            stage = lives.setdefault(span.op.stage, {})
-            start, end = stage.get(span.op.micro_batch, (span.start, span.end))
-            stage[span.op.micro_batch] = min(start, span.start), max(end, span.end)
-        num_stages = max(lives, default=-1) + 1
-        return tuple(_most_at_once(lives.get(stage, {}).values()) for stage in range(num_stages))
+        runs = _runs(self.spans)
+        num_stages = max((stage for stage, _ in runs), default=-1) + 1
+        lives: list[list[tuple[float, float]]] = [[] for _ in range(num_stages)]
+        for (stage, _), spans in runs.items():
+            start = spans.get("R", spans["F"]).start
+            lives[stage].append((start, max(span.end for span in spans.values())))
+        return tuple(map(_most_at_once, lives))
+
+    def peak_memory(self, sizes: Sizes) -> tuple[float, ...]:
+        """For each lane, the most that its stages keep at once of what depends on the batch."""
+        changes: list[list[tuple[float, float]]] = [[] for _ in range(self.num_lanes)]
+        for (stage, _), spans in _runs(self.spans).items():
+            for start, end, size in sizes.kept(stage, spans):
+                changes[spans["F"].lane] += [(start, size), (end, -size)]
+        return tuple(max(accumulate(size for _, size in sorted(lane)), default=0) for lane in changes)
 
     def draw(self) -> str:
         """Returns a drawing of one row a lane and one column a tick.
@@ -140,7 +186,7 @@ class Timeline:
         An op that takes several ticks is drawn out with dashes, an idle tick is a dot. The stage is
         named where a lane holds more than one.
 
-        >>> from keras_mgpu.schedule import one_f_one_b
+        >>> from keras_mgpu.named_schedules import one_f_one_b
         >>> print(replay(one_f_one_b(2, 3), Costs(backward=2)).draw())
         lane 0  F0 F1 .  .  B0--- F2 B1--- .  B2---
         lane 1  .  F0 B0--- F1 B1--- F2 B2--- .  .
@@ -194,10 +240,22 @@ def replay(schedule: Schedule, costs: Costs = _ONE_TICK_EACH) -> Timeline:
     spans = []
     for op in schedule.order():
         lane = lane_of_stage[op.stage]
-        start = max([free[lane], *(ends[need] for need in schedule.needs(op))])
+        arrivals = [
+            ends[need] + costs.transfer * (lane_of_stage[need.stage] != lane)
+            for need in schedule.needs(op)
+        ]
+        start = max([free[lane], *arrivals])
         free[lane] = ends[op] = start + durations[op.kind][op.stage]
         spans.append(Span(lane, op, start, ends[op]))
     return Timeline(len(schedule.lanes), tuple(spans))
+
+
+def _runs(spans: Iterable[Span]) -> dict[tuple[int, int], dict[str, Span]]:
+    """For each stage and micro-batch, the spans of its ops by their kinds."""
+    runs: dict[tuple[int, int], dict[str, Span]] = {}
+    for span in spans:
+        runs.setdefault((span.op.stage, span.op.micro_batch), {})[span.op.kind] = span
+    return runs
 
 
 def _most_at_once(lives: Iterable[tuple[float, float]]) -> int:

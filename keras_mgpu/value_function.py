@@ -15,6 +15,7 @@ from keras import tree
 
 from keras_mgpu.keras_internals import get_mask, set_mask
 from keras_mgpu.layer_calls import Value
+from keras_mgpu.xla import StageCompiler
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +51,22 @@ def pack(values: Sequence[Value]) -> tuple[list[tf.Tensor], Layout]:
 
 # TensorFlow would copy the body into the step for every call, and optimize each copy: with many
 # micro-batches that is most of the time to the first step, and hundreds of megabytes.
-KEEP_AS_CALL = {"_noinline": True}
+KEEP_AS_CALL = {"experimental_attributes": {"_noinline": True}}
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A body traced for values of one layout.
+
+    Attributes:
+        function: The concrete function, over flat tensors.
+        notes: What the body wrote down while it was traced.
+        layout: How the values lie flat; further tensors stand behind them.
+    """
+
+    function: Any
+    notes: dict[str, Any]
+    layout: Layout
 
 
 class ValueFunction:
@@ -62,41 +78,58 @@ class ValueFunction:
     Args:
         body: Takes notes, a list of values and further tensors; returns nested tensors.
         eager: Call `body` itself each time, as `run_eagerly` asks for.
-        num_calls: How often one step calls it. What is called once may become part of the step.
+        compiler: Has it compiled, if that works.
+        options: For `tf.function`.
     """
 
-    def __init__(self, body: Callable[..., Any], eager: bool = False, num_calls: int = 1) -> None:
+    def __init__(
+        self,
+        body: Callable[..., Any],
+        eager: bool = False,
+        compiler: StageCompiler | None = None,
+        **options: Any,
+    ) -> None:
         self._body = body
         self._eager = eager
-        self._attributes = KEEP_AS_CALL if num_calls > 1 else None
-        self._traces: dict[Any, tuple[Callable[..., Any], dict[str, Any]]] = {}
+        self._compiler = compiler
+        self._options = options
+        self._traces: dict[Any, Trace] = {}
 
     def __call__(self, values: Sequence[Value], *tensors: tf.Tensor) -> tuple[Any, dict[str, Any]]:
         """Runs the body on values and further tensors; returns its result and its notes."""
         if self._eager:
             notes: dict[str, Any] = {}
             return self._body(notes, list(values), *tensors), notes
+        trace, flat = self.trace(values, *tensors)
+        return trace.function(*flat), trace.notes
+
+    def trace(self, values: Sequence[Value], *tensors: tf.Tensor) -> tuple[Trace, list[tf.Tensor]]:
+        """Returns the trace that serves such values, and all the tensors to call it with."""
         flat, layout = pack(values)
-        specs = [tf.type_spec_from_value(tensor) for tensor in (*flat, *tensors)]
+        flat += tensors
+        specs = [tf.type_spec_from_value(tensor) for tensor in flat]
         key = (str(layout.structure), layout.is_tensor, layout.is_masked, *specs)
         if key not in self._traces:
-            self._traces[key] = self._trace(layout, len(flat), specs)
-        function, notes = self._traces[key]
-        return function(*flat, *tensors), notes
+            self._traces[key] = self._trace(layout, len(flat) - len(tensors), specs)
+        return self._traces[key], flat
 
     def forget(self) -> None:
         """Drops the traces: something outside that the body depends on has changed."""
         self._traces.clear()
 
-    def _trace(
-        self, layout: Layout, num_flat: int, specs: Sequence[tf.TypeSpec]
-    ) -> tuple[Callable[..., Any], dict[str, Any]]:
+    def _trace(self, layout: Layout, num_flat: int, specs: Sequence[tf.TypeSpec]) -> Trace:
         notes: dict[str, Any] = {}
 
         def flat_body(*tensors: tf.Tensor) -> Any:
             notes.clear()
             return self._body(notes, layout.unpack(tensors[:num_flat]), *tensors[num_flat:])
 
-        # `autograph` would rewrite the users' layers, which Keras traces as they are.
-        function = tf.function(flat_body, autograph=False, experimental_attributes=self._attributes)
-        return function.get_concrete_function(*specs), notes
+        def make(jit_compile: bool) -> Any:
+            # `autograph` would rewrite the users' layers, which Keras traces as they are.
+            return tf.function(
+                flat_body, autograph=False, jit_compile=jit_compile or None, **self._options
+            ).get_concrete_function(*specs)
+
+        compiler = self._compiler
+        function = make(False) if compiler is None else compiler.compiled_or_not(make)
+        return Trace(function, notes, layout)

@@ -78,7 +78,7 @@ def verify(split: Any, x: Value, y: Value, sample_weight: Value) -> VerifyReport
 
     @tf.function(autograph=False)
     def split_step(x: Value, y: Value, sample_weight: Value) -> Any:
-        batch = split._pipeline.cut(x, y, sample_weight)
+        batch = split._pipeline.cut("train", x, y, sample_weight)
         loss, gradients, _ = split._loss_and_gradients(batch, weights)
         return tf.reduce_sum(loss), _dense(gradients)
 
@@ -86,7 +86,7 @@ def verify(split: Any, x: Value, y: Value, sample_weight: Value) -> VerifyReport
     for variable, value in zip(metrics, before):
         variable.assign(value)
     scale = 1.0 if split.optimizer is None else split.optimizer.scale_loss(tf.ones(()))
-    reference = _Reference(split, split._pipeline.cut(x, y, sample_weight))
+    reference = _Reference(split, split._pipeline.cut("train", x, y, sample_weight))
     plain_loss, plain_gradients = reference.step(weights)
     differences = [
         _difference(weight.path, None if g is None else g / scale, plain)

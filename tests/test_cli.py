@@ -8,7 +8,8 @@ import types
 
 import pytest
 
-from keras_mgpu import cli, schedule, timeline
+from keras_mgpu import cli, named_schedules, timeline
+from keras_mgpu.schedule import Schedule
 
 
 @pytest.fixture(autouse=True)
@@ -85,8 +86,8 @@ def test_schedule_json(capsys):
     assert found["ideal_bubble"] == pytest.approx(1 / 4)
     assert found["makespan"] == 8
     assert found["peak_live"] == [3, 3]
-    made = schedule.gpipe(2, 3)
-    assert schedule.Schedule.from_json(json.dumps(found["schedule"])) == made
+    made = named_schedules.gpipe(2, 3)
+    assert Schedule.from_json(json.dumps(found["schedule"])) == made
     assert timeline.Timeline.from_json(json.dumps(found["timeline"])) == timeline.replay(made)
 
 
@@ -161,9 +162,9 @@ def test_bad_use(capsys, args):
 
 def test_errors_of_the_library_are_bad_use_too(capsys, monkeypatch):
     def broken(num_stages, num_micro_batches):
-        return schedule.Schedule("broken", num_stages, num_micro_batches, ())
+        return Schedule("broken", num_stages, num_micro_batches, ())
 
-    monkeypatch.setitem(schedule.SCHEDULES, "broken", broken)
+    monkeypatch.setitem(named_schedules.SCHEDULES, "broken", broken)
     message = refused(capsys, "schedule", "broken", "--stages", "1", "--micro-batches", "1")
     assert "The schedule 'broken' lacks ops" in message
     assert "missing [0F0]" in message
@@ -173,7 +174,7 @@ def test_other_errors_are_not_hidden(monkeypatch):
     def broken(num_stages, num_micro_batches):
         raise RuntimeError("a bug")
 
-    monkeypatch.setitem(schedule.SCHEDULES, "broken", broken)
+    monkeypatch.setitem(named_schedules.SCHEDULES, "broken", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         cli.main(["schedule", "broken"])
 
@@ -190,7 +191,7 @@ def test_wide_drawing_is_whole_and_plain_when_piped():
     assert done.returncode == 0
     assert done.stderr == ""
     assert "\x1b" not in done.stdout
-    drawn = timeline.replay(schedule.one_f_one_b(3, 70)).draw()
+    drawn = timeline.replay(named_schedules.one_f_one_b(3, 70)).draw()
     assert max(map(len, drawn.splitlines())) > 400
     assert drawn in done.stdout
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import layers
 
 from keras_mgpu import layer_calls, micro_batches, partition
-from keras_mgpu import schedule as schedules
+from keras_mgpu import named_schedules as schedules
 from keras_mgpu.executor import Executor
 from keras_mgpu.layer_costs import layer_costs
 from keras_mgpu.schedule import Op

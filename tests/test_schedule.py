@@ -5,7 +5,19 @@ import re
 
 import pytest
 
-from keras_mgpu.schedule import SCHEDULES, Op, Schedule, forward_only, gpipe, make, one_f_one_b
+from keras_mgpu.named_schedules import (
+    SCHEDULES,
+    forward_only,
+    forwards_first,
+    forwards_only,
+    gpipe,
+    interleaved,
+    make,
+    one_f_one_b,
+    recomputing,
+    zero_bubble,
+)
+from keras_mgpu.schedule import Op, Schedule
 
 
 def lanes_of(picture):
@@ -253,7 +265,7 @@ def test_make(name):
 
 
 def test_make_lists_the_names():
-    with pytest.raises(ValueError, match=r"one of 'gpipe', '1f1b'. Received: schedule='1F1B'"):
+    with pytest.raises(ValueError, match=r"one of 'gpipe', '1f1b', .* Received: schedule='1F1B'"):
         make("1F1B", 2, 2)
 
 
@@ -300,3 +312,91 @@ def test_json_is_checked():
     text = one_f_one_b(2, 2).to_json().replace('"0F1", ', "")
     with pytest.raises(ValueError, match=r"lacks ops(.|\n)*missing \[0F1\]"):
         Schedule.from_json(text)
+
+
+def test_interleaved():
+    assert interleaved(4, 4, num_lanes=2).lanes == lanes_of(
+        """
+        0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3
+        1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3
+        """
+    )
+
+
+def test_zero_bubble():
+    assert zero_bubble(3, 4).lanes == lanes_of(
+        """
+        0F0 0F1 0F2 0B0 0W0 0F3 0B1 0W1 0B2 0W2 0B3 0W3
+        1F0 1F1 1B0 1F2 1B1 1W0 1F3 1B2 1W1 1B3 1W2 1W3
+        2F0 2B0 2F1 2B1 2F2 2B2 2W0 2F3 2B3 2W1 2W2 2W3
+        """
+    )
+
+
+@pytest.mark.parametrize("num_lanes", range(1, 6))
+@pytest.mark.parametrize("num_rounds", range(1, 4))
+@pytest.mark.parametrize("num_micro_batches", [1, 2, 3, 5, 8, 13])
+def test_interleaved_can_run_with_any_counts(num_lanes, num_rounds, num_micro_batches):
+    schedule = interleaved(num_lanes * num_rounds, num_micro_batches, num_lanes)
+    assert len(schedule.order()) == 2 * num_lanes * num_rounds * num_micro_batches
+    assert schedule.lane_of_stage == tuple(range(num_lanes)) * num_rounds
+
+
+def test_interleaved_stages_fill_every_round():
+    with pytest.raises(ValueError, match=r"multiple of .* num_stages=5, 2 devices"):
+        interleaved(5, 4, num_lanes=2)
+
+
+@pytest.mark.parametrize("num_stages", range(1, 7))
+@pytest.mark.parametrize("num_micro_batches", [1, 2, 5, 9])
+def test_zero_bubble_can_run_with_any_counts(num_stages, num_micro_batches):
+    schedule = zero_bubble(num_stages, num_micro_batches)
+    assert len(schedule.order()) == 3 * num_stages * num_micro_batches
+
+
+def test_recomputation_comes_right_before_the_backward():
+    assert recomputing(one_f_one_b(2, 2), [0]).lanes == lanes_of(
+        """
+        0F0 0F1 0R0 0B0 0R1 0B1
+        1F0 1B0 1F1 1B1
+        """
+    )
+
+
+def test_recomputation_is_not_added_twice():
+    once = recomputing(zero_bubble(3, 4), [0, 1])
+    assert recomputing(once, [0]).lanes == once.lanes
+
+
+def test_a_backward_waits_for_its_recomputation():
+    schedule = recomputing(one_f_one_b(3, 2), [1])
+    assert schedule.needs(Op("R", 1, 0)) == (Op("F", 1, 0),)
+    assert schedule.needs(Op("B", 1, 0)) == (Op("R", 1, 0), Op("B", 2, 0))
+    assert schedule.needs(Op("B", 0, 0)) == (Op("F", 0, 0), Op("B", 1, 0))
+
+
+def test_a_stage_recomputes_all_micro_batches_or_none():
+    line, grid = refusal("0F0 0F1 0R0 0B0 0B1", 1, 2)
+    assert line.startswith("The schedule 'mine' lacks ops")
+    assert grid[-1].split() == ["missing", "[0R1]"]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_any_schedule_can_run_its_forwards_first_or_alone(name):
+    schedule = recomputing(make(name, 4, 6, num_lanes=2), [1])
+    assert {op.kind for op in forwards_only(schedule).order()} == {"F"}
+    for lane in forwards_first(schedule).lanes:
+        kinds = "".join(op.kind for op in lane)
+        assert kinds.lstrip("F") == kinds.replace("F", "")
+
+
+def test_a_schedule_is_read_from_text():
+    own = Schedule.parse(["0F0 0F1 0B0 0B1", ["1F0", Op("B", 1, 0), "1F1", "1B1"]], name="mine")
+    assert own == Schedule("mine", 2, 2, one_f_one_b(2, 2).lanes)
+
+
+def test_text_that_can_never_finish_is_refused_with_the_grid():
+    with pytest.raises(ValueError, match="can never finish") as error:
+        Schedule.parse(["0F0 0B0", "1B0 1F0"])
+    assert "[0B0]" in str(error.value)
+    assert "[1B0]" in str(error.value)

@@ -4,8 +4,16 @@ from textwrap import dedent
 
 import pytest
 
-from keras_mgpu.schedule import Op, Schedule, forward_only, gpipe, one_f_one_b
-from keras_mgpu.timeline import MAX_TICKS, Costs, Span, Timeline, replay
+from keras_mgpu.named_schedules import (
+    forward_only,
+    gpipe,
+    interleaved,
+    one_f_one_b,
+    recomputing,
+    zero_bubble,
+)
+from keras_mgpu.schedule import Op, Schedule
+from keras_mgpu.timeline import Sizes, MAX_TICKS, Costs, Span, Timeline, replay
 
 SIZES = [(stages, micro_batches) for stages in range(1, 7) for micro_batches in range(1, 10)]
 
@@ -220,3 +228,59 @@ def test_json_there_and_back():
 def test_foreign_json(text):
     with pytest.raises(ValueError, match=r"not the JSON of a Timeline. Received: text="):
         Timeline.from_json(text)
+
+
+@pytest.mark.parametrize("num_stages", range(1, 9))
+@pytest.mark.parametrize("rounds_of_micro_batches", [1, 2, 5])
+def test_bubbles_are_those_of_the_papers(num_stages, rounds_of_micro_batches):
+    """With equal times for forward, gradients of inputs and gradients of weights."""
+    p, m = num_stages, num_stages * rounds_of_micro_batches
+    one = replay(one_f_one_b(p, m), Costs(backward=2))
+    assert one.bubble == pytest.approx((p - 1) / (m + p - 1))
+    idle = one.makespan - 3 * m
+    for v in (2, 3):
+        # Each of the v stages of a device has a v-th of the work.
+        timeline = replay(interleaved(p * v, m, p), Costs(1 / v, 2 / v))
+        assert timeline.makespan - 3 * m == pytest.approx(idle / v)
+    assert replay(zero_bubble(p, m)).makespan - 3 * m == pytest.approx(idle / 3)
+
+
+@pytest.mark.parametrize("num_stages", range(1, 7))
+@pytest.mark.parametrize("num_micro_batches", [1, 4, 16])
+def test_zero_bubble_keeps_no_more_than_the_first_stage_of_1f1b(num_stages, num_micro_batches):
+    most = max(replay(one_f_one_b(num_stages, num_micro_batches)).peak_live)
+    assert max(replay(zero_bubble(num_stages, num_micro_batches)).peak_live) == most
+
+
+def test_recomputation_runs_while_a_device_waits():
+    """The first recomputation of stage 0 is done before its gradient arrives: it costs nothing."""
+    timeline = replay(recomputing(one_f_one_b(3, 3), [0]))
+    spans = {str(span.op): span for span in timeline.spans}
+    assert spans["0R0"].end <= spans["1B0"].end == spans["0B0"].start
+
+
+def test_recomputed_micro_batches_are_alive_only_shortly():
+    assert replay(recomputing(one_f_one_b(4, 8), range(4))).peak_live == (1, 1, 1, 1)
+
+
+def test_transfers_delay_but_do_not_occupy():
+    timeline = replay(forward_only(2, 3), Costs(transfer=0.5))
+    starts = [span.start for span in timeline.spans if span.op.stage == 1]
+    assert starts == [1.5, 2.5, 3.5]
+    in_one_lane = Schedule.parse(["0F0 1F0 0F1 1F1"])
+    assert replay(in_one_lane, Costs(transfer=0.5)).makespan == 4
+
+
+def test_peak_memory_counts_what_is_kept_at_once():
+    sizes = Sizes(activations=(10, 20), for_weights=(4, 8), inputs=(1, 2))
+    assert replay(one_f_one_b(2, 4)).peak_memory(sizes) == (20, 20)
+    assert replay(gpipe(2, 4)).peak_memory(sizes) == (40, 80)
+    # Stage 1 still keeps a part of the micro-batch before for its weights.
+    assert replay(zero_bubble(2, 4)).peak_memory(sizes) == (20, 28)
+    # While one is run again, the input of the other waits.
+    assert replay(recomputing(one_f_one_b(2, 4), [0])).peak_memory(sizes) == (11, 20)
+
+
+def test_interleaved_lanes_keep_what_all_their_stages_keep():
+    sizes = Sizes(activations=(1,) * 4, for_weights=(0,) * 4, inputs=(0,) * 4)
+    assert replay(interleaved(4, 4, 2)).peak_memory(sizes) == (5, 3)

@@ -10,8 +10,15 @@ from transparency import BATCH_SIZE, CASES
 
 from keras_mgpu import PipelineSplit
 
-# (schedule, stages, micro-batches): 8 micro-batches are more than the last batch has samples.
-SPLITS = [("1f1b", 2, 4), ("1f1b", 3, 8), ("gpipe", 2, 3), ("gpipe", 3, 1)]
+# Number of devices, and options. 8 micro-batches are more than the last batch has samples.
+SPLITS = {
+    "gpipe": (2, {"schedule": "gpipe", "micro_batches": 3}),
+    "1f1b": (3, {"schedule": "1f1b", "micro_batches": 8}),
+    "interleaved": (2, {"schedule": "interleaved", "micro_batches": 4, "stages_per_device": 2}),
+    "zero_bubble": (2, {"schedule": "zero_bubble", "micro_batches": 4}),
+    "one_micro_batch": (3, {"micro_batches": 1}),
+    "recompute": (3, {"schedule": "1f1b", "micro_batches": 4, "recompute": True}),
+}
 EPOCHS = 2
 
 
@@ -74,14 +81,15 @@ def assert_same(run, reference, tolerance):
         close(value, expected, tolerance, "predicted")
 
 
-@pytest.mark.parametrize(("schedule", "num_stages", "micro_batches"), SPLITS)
+@pytest.mark.parametrize("how", SPLITS)
 @pytest.mark.parametrize("name", CASES)
-def test_same_numbers_as_plain_keras(name, schedule, num_stages, micro_batches, devices):
+def test_same_numbers_as_plain_keras(name, how, devices):
     case, reference = CASES[name], plain(name)
     model = build(case)
-    split = PipelineSplit(
-        model, devices[:num_stages], micro_batches=micro_batches, schedule=schedule, **case.options
-    )
+    num_devices, options = SPLITS[how]
+    if how == "interleaved" and len(model.layers) < 4:
+        num_devices, options = 1, {**options, "stages_per_device": 2}
+    split = PipelineSplit(model, devices[:num_devices], **options, **case.options)
     split.compile(**case.compile())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
