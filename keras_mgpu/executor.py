@@ -30,6 +30,10 @@ KINDS = {"F": "forward", "R": "recompute", "B": "backward", "W": "weights"}
 class Head(Protocol):
     """What stands behind the last stage: takes outputs, gives their gradients."""
 
+    @property
+    def couples_samples(self) -> bool:
+        """Whether it gives gradients only after it has taken all outputs."""
+
     def take_outputs(self, micro_batch: int, outputs: list[Value]) -> None:
         """Takes what the model returned for a micro-batch."""
 
@@ -126,7 +130,7 @@ class Trainer:
             arguments.append(flow.arguments(op))
             result = function(**vars(arguments[-1]))
             flow.take(op, result)
-        for micro_batch in range(1, num):
+        for micro_batch in range(1, num if head.couples_samples else 1):
             head.take_outputs(micro_batch, [flow.values[0][number] for number in outputs])
         wanted = {
             (number, place)
@@ -175,9 +179,7 @@ class Trainer:
 class _Step:
     """The runs and cotangents of one training step while it is built."""
 
-    def __init__(
-        self, stages: Sequence[Any], flow: _Flow, head: Head, schedule: Schedule
-    ) -> None:
+    def __init__(self, stages: Sequence[Any], flow: _Flow, head: Head, schedule: Schedule) -> None:
         ops = {op for lane in schedule.lanes for op in lane}
         self._stages = stages
         self._flow = flow
@@ -287,9 +289,7 @@ class _Cotangents:
         return {leaf: g[0] if len(g) == 1 else tf.add_n(g) for leaf, g in found.items()}
 
 
-def _in_order(
-    schedule: Schedule, functions: Sequence[StageFunction], run: Any
-) -> None:
+def _in_order(schedule: Schedule, functions: Sequence[StageFunction], run: Any) -> None:
     """Builds all ops: each on its stage's device, behind the one before it on its lane."""
     last: dict[int, list[Any]] = defaultdict(list)
     lanes = {op: lane for lane, ops in enumerate(schedule.lanes) for op in ops}

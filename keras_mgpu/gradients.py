@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,36 +38,60 @@ class GradientSum:
 
 
 class GradientVariables:
-    """Dense gradients of a stage's weights, summed in variables on the stage's device.
+    """Dense gradients of a stage's weights, summed in place on the stage's device.
 
-    What runs for each micro-batch adds to them in place, so that nothing of a weight's size has to
-    pass through the step for each of them.
+    What runs for each micro-batch adds to them, so that nothing of a weight's size has to pass
+    through the step for each of them. They are bare resources: a `tf.Variable` that is made while a
+    step is traced makes TensorFlow trace the whole step twice.
     """
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self._sums: dict[int, tf.Variable] = {}
+        self._sums: dict[int, _Sum] = {}
 
     def add(self, weight: keras.Variable, gradient: tf.Tensor) -> tf.Operation:
         """Makes the op that adds a gradient."""
         if id(weight) not in self._sums:
-            with tf.init_scope(), tf.device(self._device):
-                zeros = tf.zeros(weight.shape, gradient.dtype)
-                self._sums[id(weight)] = tf.Variable(zeros, trainable=False)
-        total = self._sums[id(weight)]
+            self._sums[id(weight)] = _Sum(weight.shape, gradient.dtype, self._device)
+        handle = self._sums[id(weight)].handle
         # fp8 scales come as gradients to be taken as they are: the newest counts.
-        is_taken_as_it_is = getattr(weight, "overwrite_with_gradient", False)
-        change = total.assign if is_taken_as_it_is else total.assign_add
-        return change(gradient, read_value=False)
+        if getattr(weight, "overwrite_with_gradient", False):
+            return tf.raw_ops.AssignVariableOp(resource=handle, value=gradient)
+        return tf.raw_ops.AssignAddVariableOp(resource=handle, value=gradient)
 
     def clear(self) -> None:
-        for total in self._sums.values():
-            with tf.device(total.device):
-                total.assign(tf.zeros(total.shape, total.dtype))
+        for each in self._sums.values():
+            with tf.device(self._device):
+                each.clear()
 
     def read(self, weight: keras.Variable) -> tf.Tensor | None:
         """The sum so far, or `None` if nothing is ever added."""
-        return self._sums[id(weight)].read_value() if id(weight) in self._sums else None
+        return self._sums[id(weight)].read() if id(weight) in self._sums else None
+
+
+class _Sum:
+    """A tensor on a device that can be added to."""
+
+    def __init__(self, shape: Sequence[int], dtype: tf.DType, device: str) -> None:
+        self._shape, self._dtype = tuple(shape), dtype
+        name = f"keras_mgpu_sum_{uuid.uuid4().hex}"
+        with tf.init_scope(), tf.device(device):
+            self.handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=name)
+            self.clear()
+        weakref.finalize(self, _destroy, self.handle)
+
+    def clear(self) -> None:
+        zeros = tf.zeros(self._shape, self._dtype)
+        tf.raw_ops.AssignVariableOp(resource=self.handle, value=zeros)
+
+    def read(self) -> tf.Tensor:
+        value = tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self._dtype)
+        return tf.ensure_shape(value, self._shape)
+
+
+def _destroy(handle: tf.Tensor) -> None:
+    with tf.init_scope():
+        tf.raw_ops.DestroyResourceOp(resource=handle)
 
 
 def add_gradients(gradients: Sequence[Any]) -> Any:

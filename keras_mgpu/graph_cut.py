@@ -2,8 +2,8 @@
 
 A pipeline runs a stage's forward pass, its backward pass and, in some schedules, the gradients of
 its weights as three pieces of work with other work in between. TensorFlow's own gradient of a
-function is one piece. So here a stage's whole graph is built once, and each piece is a function made
-of the ops it needs. What one piece hands to another is known, and as little as can be.
+function is one piece. So here a stage's whole graph is built once, and each piece is a function
+made of the ops it needs. What one piece hands to another is known, and as little as can be.
 """
 
 from __future__ import annotations

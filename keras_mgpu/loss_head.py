@@ -91,7 +91,7 @@ class CompiledLoss:
         self.rules: list[str] = []
         self.metrics_can_be_split = True
         self._is_cut = num_micro_batches > 1
-        options = KEEP_AS_CALL if self._is_cut else {}
+        options: dict[str, Any] = KEEP_AS_CALL if self._is_cut else {}
         self.take_apart = ValueFunction(self._take_apart, eager, **options)
         self.take_whole = ValueFunction(self._take_whole, eager)
         self._added_rules: dict[int, str] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
@@ -198,7 +199,7 @@ def _even_groups(num: int, at_least: int) -> list[range]:
     num_groups = max(1, num // at_least)
     size, rest = divmod(num, num_groups)
     starts = [index * size + min(index, rest) for index in range(num_groups + 1)]
-    return [range(start, end) for start, end in zip(starts, starts[1:])]
+    return [range(start, end) for start, end in itertools.pairwise(starts)]
 
 
 def _make_lanes(

@@ -116,15 +116,11 @@ class Pipeline:
         if head.couples_samples:
             schedule = schedules.forwards_first(schedule)
         trainer = self._trainer(weights)
-
-        @tf.function(autograph=False)
-        def rehearse() -> None:
-            twin = make_head(), self.state(batch)
-            trainer.rehearse(schedule, feeds[0], self.calls.outputs, *twin)
-
         with self._optimizer.inside_step():
             if not self._eager:
-                rehearse.get_concrete_function()
+                with tf.__internal__.FuncGraph("rehearsal").as_default():
+                    twins = make_head(), self.state(batch)
+                    trainer.rehearse(schedule, feeds[0], self.calls.outputs, *twins)
             return head, trainer.run(schedule, feeds, self.calls.outputs, head, state)
 
     def forward(self, batch: Batch, head: Any, state: StateFlow) -> None:

@@ -137,15 +137,15 @@ def _stages_to_recompute(
         # Where no more than one micro-batch is alive, to run it again saves nothing.
         peaks = replay(schedule).peak_live
         return [stage for stage, peak in enumerate(peaks) if peak > 1]
-    is_stages = isinstance(recompute, (list, tuple, set, frozenset, range)) and all(
-        type(stage) is int for stage in recompute
-    )
-    if not is_stages or not all(0 <= stage < schedule.num_stages for stage in recompute):
+    stages = recompute if isinstance(recompute, (list, tuple, set, frozenset, range)) else None
+    if stages is None or not all(
+        type(stage) is int and 0 <= stage < schedule.num_stages for stage in stages
+    ):
         raise ValueError(
             '`recompute` must be `True`, `False`, `"auto"` or a list of stage numbers from 0 to '
             f"{schedule.num_stages - 1}. Received: recompute={recompute!r}"
         )
-    return recompute
+    return stages
 
 
 def make_plan(

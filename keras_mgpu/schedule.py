@@ -1,8 +1,8 @@
 """Says in which order each device runs the ops of a pipeline.
 
 A schedule is an order, not a time, and needs integers only: one value serves to run a step, to
-predict it and to draw it, so that the three cannot drift apart. `named_schedules.py` makes the known
-ones; anyone can write down another.
+predict it and to draw it, so that the three cannot drift apart. `named_schedules.py` makes the
+known ones; anyone can write down another.
 """
 
 from __future__ import annotations

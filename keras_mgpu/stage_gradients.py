@@ -22,6 +22,7 @@ from keras_mgpu.stage_program import Leaf, StageProgram, float_leaves
 from keras_mgpu.value_function import Trace
 from keras_mgpu.xla import CompiledPiece
 
+
 @dataclass(frozen=True, eq=False)
 class Arguments:
     """What a run of a stage starts from.

@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras import tree
 
 from keras_mgpu.gradients import GradientVariables
-from keras_mgpu.graph_cut import CutGraph, Piece, PieceFunction
+from keras_mgpu.graph_cut import CutGraph, Piece
 from keras_mgpu.layer_calls import Value
 from keras_mgpu.stage_function import StageFunction, StageOutputs, named_outputs
 from keras_mgpu.value_function import Trace
@@ -224,7 +224,7 @@ class StageProgram:
         """Adds the ops that sum dense gradients up; those are not returned any more."""
         if sums is None:
             return ()
-        ops = []
+        ops: list[tf.Operation] = []
         with self._building("sums"):
             for index, (weight, gradient) in enumerate(zip(self._weights, self._of_weights)):
                 if gradient is not None and not isinstance(gradient, tf.IndexedSlices):

@@ -178,7 +178,9 @@ class Timeline:
         for (stage, _), spans in _runs(self.spans).items():
             for start, end, size in sizes.kept(stage, spans):
                 changes[spans["F"].lane] += [(start, size), (end, -size)]
-        return tuple(max(accumulate(size for _, size in sorted(lane)), default=0) for lane in changes)
+        return tuple(
+            max(accumulate(size for _, size in sorted(lane)), default=0) for lane in changes
+        )
 
     def draw(self) -> str:
         """Returns a drawing of one row a lane and one column a tick.

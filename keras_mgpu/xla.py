@@ -1,8 +1,8 @@
 """Compiles the functions of a stage with XLA, or finds out that it cannot be done.
 
 XLA may not touch what lies on another device, so it can never compile a whole step; but a stage
-lies on one. Whether it can compile one is tried before the first step, on zeros of the right shapes:
-a step that failed halfway could not be taken back. What compiled then is found again by the step.
+lies on one. Whether it can compile a stage is tried before the first step, on zeros of the right
+shapes: a step that fails halfway cannot be taken back. What compiled then, the step finds again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class StageCompiler:
         if not self.is_on:
             return make(False)
         function = make(True)
-        specs = [spec for spec in function.structured_input_signature[0]]
+        specs = function.structured_input_signature[0]
         self.try_out(lambda: function(*map(self.zeros, specs)))
         return function if self.is_on else make(False)
 

@@ -168,12 +168,6 @@ def test_inside_a_strategy():
         PipelineSplit(model, TWO)
 
 
-def test_xla_over_all_devices():
-    split = PipelineSplit(make(), TWO)
-    with pytest.raises(ValueError, match="jit_compile=True"):
-        split.compile("sgd", "mse", jit_compile=True)
-
-
 def test_training_without_compile():
     split = PipelineSplit(make(), TWO)
     with pytest.raises(ValueError, match="compile"):

@@ -10,7 +10,7 @@ from keras import layers
 
 from keras_mgpu import layer_calls, micro_batches, partition
 from keras_mgpu import named_schedules as schedules
-from keras_mgpu.executor import Executor
+from keras_mgpu.executor import Trainer
 from keras_mgpu.layer_costs import layer_costs
 from keras_mgpu.schedule import Op
 from keras_mgpu.stage_function import StageFunction
@@ -32,6 +32,8 @@ def residual_mlp():
 class SumOfOutputs:
     """A head whose loss is the sum of all outputs."""
 
+    couples_samples = False
+
     def __init__(self):
         self.outputs = []
 
@@ -52,14 +54,20 @@ def trace(devices, schedule):
     plan = partition.balance(layer_costs(calls), len(devices))
     stages = make_stages(calls, plan, devices)
     functions = [StageFunction(stage, True) for stage in stages]
-    weights = model.trainable_weights
+    num, weights = schedule.num_micro_batches, model.trainable_weights
+    trainer = Trainer(functions, weights, num, calls.inputs, eager=False, stays_a_call=True)
 
     @tf.function(autograph=False)
     def step(x):
-        sizes = micro_batches.sizes_of(x, schedule.num_micro_batches)
+        sizes = micro_batches.sizes_of(x, num)
         feeds = [{calls.inputs[0]: part} for part in micro_batches.split(x, sizes)]
-        executor = Executor(functions, schedule, calls.outputs, weights)
-        return executor.run(feeds, SumOfOutputs(), StateFlow(stages, sizes, "deferred"))
+
+        def state():
+            return StateFlow(stages, sizes, "deferred")
+
+        with tf.__internal__.FuncGraph("rehearsal").as_default():
+            trainer.rehearse(schedule, feeds[0], calls.outputs, SumOfOutputs(), state())
+        return trainer.run(schedule, feeds, calls.outputs, SumOfOutputs(), state())
 
     return step.get_concrete_function(tf.TensorSpec((None, 4)))
 
@@ -70,7 +78,7 @@ def pipeline_ops(graph):
     for node in graph.get_operations():
         parts = node.name.split("/")
         if node.type.endswith("PartitionedCall") and parts[0].startswith("stage_"):
-            kind = {"forward": "F", "backward": "B"}[parts[1]]
+            kind = {"forward": "F", "recompute": "R", "backward": "B", "weights": "W"}[parts[1]]
             stage, micro_batch = parts[0][len("stage_") :], parts[2][len("micro_batch_") :]
             found[Op(kind, int(stage), int(micro_batch))] = node
     return found
@@ -89,20 +97,34 @@ def is_before(first, second):
     return False
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
-@pytest.mark.parametrize(("num_stages", "num_micro_batches"), [(2, 3), (4, 6)])
-def test_traced_graph_has_the_order_and_devices_of_the_schedule(
-    name, num_stages, num_micro_batches
-):
-    schedule = schedules.make(name, num_stages, num_micro_batches)
-    nodes = pipeline_ops(trace(GPUS[:num_stages], schedule).graph)
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        schedules.gpipe(2, 3),
+        schedules.one_f_one_b(4, 6),
+        schedules.interleaved(4, 4, num_lanes=2),
+        schedules.zero_bubble(3, 4),
+        schedules.recomputing(schedules.one_f_one_b(3, 4), [0, 2]),
+    ],
+    ids=lambda schedule: f"{schedule.name}-{''.join(sorted(schedule.kinds_of(0)))}",
+)
+def test_traced_graph_has_the_order_and_devices_of_the_schedule(schedule):
+    lanes = schedule.lane_of_stage
+    nodes = pipeline_ops(trace([GPUS[lane] for lane in lanes], schedule).graph)
     assert set(nodes) == {op for lane in schedule.lanes for op in lane}
-    for stage, lane in enumerate(schedule.lanes):
+    for index, lane in enumerate(schedule.lanes):
         for op in lane:
-            assert nodes[op].device == f"/device:GPU:{stage}"
+            assert nodes[op].device == f"/device:GPU:{index}"
         for before, after in itertools.pairwise(lane):
             assert is_before(nodes[before], nodes[after]), f"{before} before {after}"
             assert not is_before(nodes[after], nodes[before])
+
+
+def test_recomputation_does_not_wait_for_the_gradient():
+    schedule = schedules.recomputing(schedules.one_f_one_b(3, 4), [0])
+    nodes = pipeline_ops(trace(GPUS[:3], schedule).graph)
+    assert not is_before(nodes[Op("B", 1, 0)], nodes[Op("R", 0, 0)])
+    assert is_before(nodes[Op("B", 1, 0)], nodes[Op("B", 0, 0)])
 
 
 def test_schedules_trace_to_different_graphs():
@@ -114,14 +136,15 @@ def test_schedules_trace_to_different_graphs():
 
 
 def test_every_layer_is_pinned_inside_its_stage():
-    """Ops of the stages' own graphs name the device too, so nothing is left to a default."""
-    graph = trace(GPUS, schedules.one_f_one_b(4, 2)).graph
-    library = {f.signature.name: f for f in graph.as_graph_def().library.function}
-    for op, node in pipeline_ops(graph).items():
-        if op.kind == "F":
-            body = library[node.get_attr("f").name]
-            multiplications = [n for n in body.node_def if n.op == "MatMul"]
-            assert all(n.device == f"/device:GPU:{op.stage}" for n in multiplications)
+    """Ops inside the stages' functions name the device too, so nothing is left to a default."""
+    from tensorflow.python.eager import context
+
+    nodes = pipeline_ops(trace(GPUS, schedules.zero_bubble(4, 2)).graph)
+    for op, node in nodes.items():
+        body = context.context().get_function_def(node.get_attr("f").name)
+        multiplications = [n for n in body.node_def if n.op == "MatMul"]
+        assert multiplications or op.kind == "B", op
+        assert all(n.device == f"/device:GPU:{op.stage}" for n in multiplications)
 
 
 def test_stages_run_on_their_devices(devices):

@@ -13,7 +13,7 @@ from keras_mgpu.named_schedules import (
     zero_bubble,
 )
 from keras_mgpu.schedule import Op, Schedule
-from keras_mgpu.timeline import Sizes, MAX_TICKS, Costs, Span, Timeline, replay
+from keras_mgpu.timeline import MAX_TICKS, Costs, Sizes, Span, Timeline, replay
 
 SIZES = [(stages, micro_batches) for stages in range(1, 7) for micro_batches in range(1, 10)]
 
