@@ -33,7 +33,9 @@ format: $(VENV)/installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# The peer that a split model is measured beside comes only for this.
 bench: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --editable ".[bench]"
 	$(BIN)/python benchmarks/run.py
 
 clean:

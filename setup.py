@@ -26,6 +26,7 @@ setup(
         "rich>=13",
     ],
     extras_require={
+        "bench": ["torch==2.13.0"],
         "cuda": ["tensorflow[and-cuda]>=2.21"],
         "dev": [
             "hypothesis>=6",

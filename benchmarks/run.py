@@ -11,7 +11,7 @@ from other_load import OtherLoad
 from report import write_readme
 
 HERE = Path(__file__).parent
-BENCHMARKS = ("transformer", "overhead", "memory")
+BENCHMARKS = ("transformer", "other_models", "overhead", "first_step", "prediction", "memory")
 
 
 def main() -> None:

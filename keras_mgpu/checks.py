@@ -131,8 +131,13 @@ def check_can_be_cut(layers: Sequence[keras.Layer], num_micro_batches: int) -> N
         )
 
 
-def check_options(micro_batches: Any, schedule: Any, batch_norm: Any) -> None:
+def check_options(micro_batches: Any, schedule: Any, batch_norm: Any, jit_compile: Any) -> None:
     """Options that need no model to be judged."""
+    if not isinstance(jit_compile, bool):
+        raise TypeError(
+            "`jit_compile` must be `True` or `False`. "
+            f"Received: jit_compile={jit_compile!r} (of type {type(jit_compile).__name__})"
+        )
     if micro_batches is not None and (
         isinstance(micro_batches, bool) or not isinstance(micro_batches, numbers.Integral)
     ):

@@ -13,9 +13,11 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from keras_mgpu.named_schedules import SCHEDULES, make
+from keras_mgpu.named_schedules import SCHEDULES, make, recomputing
 from keras_mgpu.schedule import Schedule
 from keras_mgpu.timeline import Timeline, replay
+
+COLOURS = {"F": "cyan", "R": "blue", "B": "green", "W": "magenta"}
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -85,6 +87,15 @@ def _add_schedule(commands: argparse._SubParsersAction[_Parser]) -> None:
         metavar="N",
         help="number of micro-batches that a batch is cut into (default: 8)",
     )
+    command.add_argument(
+        "--devices",
+        type=_count,
+        metavar="N",
+        help="number of devices that interleaved stages share (default: half the stages)",
+    )
+    command.add_argument(
+        "--recompute", action="store_true", help="run each forward again before its backward"
+    )
     _add_json(command)
     command.set_defaults(run=_schedule)
 
@@ -128,7 +139,10 @@ def _devices_table(devices: Sequence[DeviceInfo]) -> str:
 
 
 def _schedule(args: argparse.Namespace) -> str:
-    schedule = make(args.name, args.stages, args.micro_batches)
+    num_devices = args.devices or max(1, args.stages // 2)
+    schedule = make(args.name, args.stages, args.micro_batches, num_devices)
+    if args.recompute:
+        schedule = recomputing(schedule, range(args.stages))
     timeline = replay(schedule)
     if args.json:
         return _schedule_json(schedule, timeline)
@@ -154,15 +168,16 @@ def _schedule_page(schedule: Schedule, timeline: Timeline) -> str:
 
     stages, micro_batches = schedule.num_stages, schedule.num_micro_batches
     drawing = Text(timeline.draw())
-    for pattern, style in ((r"F\d+-*", "cyan"), (r"B\d+-*", "green"), (r"W\d+-*", "magenta")):
-        drawing.highlight_regex(pattern, style)
+    for kind, style in COLOURS.items():
+        drawing.highlight_regex(rf"\d*{kind}\d+-*", style)
     drawing.highlight_regex(r"lane \d+|\.", "dim")
     facts = Table(box=None, pad_edge=False, show_header=False)
     facts.add_row("bubble", f"{timeline.bubble:.1%}")
+    lanes = len(schedule.lanes)
     facts.add_row(
         "ideal",
-        f"{_ideal_bubble(schedule):.1%} = (stages - 1) / (micro-batches + stages - 1)"
-        f" = {stages - 1}/{micro_batches + stages - 1}",
+        f"{_ideal_bubble(schedule):.1%} = (devices - 1) / (micro-batches + devices - 1)"
+        f" = {lanes - 1}/{micro_batches + lanes - 1}, of gpipe and 1f1b",
     )
     facts.add_row("peak live", f"{', '.join(map(str, timeline.peak_live))} micro-batches a stage")
     title = f"{schedule.name} (stages: {stages}, micro-batches: {micro_batches})"
@@ -170,8 +185,8 @@ def _schedule_page(schedule: Schedule, timeline: Timeline) -> str:
 
 
 def _ideal_bubble(schedule: Schedule) -> float:
-    """Idle share of a pipeline that fills once, drains once and never waits in between."""
-    waits = schedule.num_stages - 1
+    """Idle share of gpipe and 1f1b: a pipeline that fills once and drains once."""
+    waits = len(schedule.lanes) - 1
     return waits / (schedule.num_micro_batches + waits)
 
 

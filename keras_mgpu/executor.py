@@ -160,6 +160,10 @@ class Trainer:
         _in_order(schedule, self._functions, step.run)
         return self._total()
 
+    def measure(self, num_samples: int, num_rounds: int) -> list[Any]:
+        """For each stage, seconds and bytes of a micro-batch; see `StageProgram.measure`."""
+        return [stage.measure(num_samples, num_rounds) for stage in self._stages]
+
     def _total(self) -> list[Any]:
         """For each weight, the sum over the stages that use it, on the weight's own device."""
         parts: dict[int, list[Any]] = defaultdict(list)

@@ -24,6 +24,7 @@ from keras_mgpu.schedule import Schedule
 from keras_mgpu.stage_function import StageFunction
 from keras_mgpu.stages import Stage, make_stages
 from keras_mgpu.state_flow import StateFlow
+from keras_mgpu.timeline import Costs, Sizes
 from keras_mgpu.value_function import KEEP_AS_CALL
 from keras_mgpu.xla import StageCompiler
 
@@ -137,6 +138,27 @@ class Pipeline:
         state.assign()
         packed = [self.calls.pack_outputs(values) for values in outputs.taken]
         return micro_batches.merge(packed, batch.sizes)
+
+    def measure(self, num_samples: int, num_rounds: int = 5) -> tuple[Costs, Sizes]:
+        """What a micro-batch of some size costs in each stage, and what it keeps there."""
+        if self._made_trainer is None or self._eager:
+            raise ValueError(
+                "Stages can be measured when a step has been traced: call `fit` first, without "
+                "`run_eagerly`."
+            )
+        measured = self._made_trainer.measure(num_samples, num_rounds)
+        seconds, sizes = zip(*measured)
+        costs = Costs(
+            forward=[each["forward"] for each in seconds],
+            backward=[each["backward"] for each in seconds],
+            weight=[each.get("weights", 0.0) for each in seconds],
+            recompute=[each.get("recompute", each["forward"]) for each in seconds],
+        )
+        return costs, Sizes(
+            activations=[each["activations"] for each in sizes],
+            for_weights=[each["for_weights"] for each in sizes],
+            inputs=[each["inputs"] for each in sizes],
+        )
 
     def _feeds(self, batch: Batch) -> list[dict[int, Value]]:
         """For each micro-batch, the model's inputs by their numbers."""

@@ -20,6 +20,7 @@ from keras_mgpu.pipeline import Pipeline
 from keras_mgpu.schedule import Schedule
 from keras_mgpu.stages import Stage, place_variables
 from keras_mgpu.state_flow import StateFlow
+from keras_mgpu.timeline import Costs, Sizes
 from keras_mgpu.verify import VerifyReport, verify
 
 
@@ -84,17 +85,13 @@ class PipelineSplit(keras.Model):
         name: str | None = None,
     ) -> None:
         checks.check_environment()
-        checks.check_options(micro_batches, schedule, batch_norm)
+        checks.check_options(micro_batches, schedule, batch_norm, jit_compile)
         model, calls = _as_calls(model)
         names = planning.devices_of_stages(devices, stages_per_device, schedule)
         num = None if micro_batches is None else int(micro_batches)
-        pipeline = Pipeline(
-            calls,
-            planning.make_plan(calls, cuts, len(names)),
-            names,
-            planning.make_schedule(schedule, names, num, recompute),
-            batch_norm,
-        )
+        order = planning.make_schedule(schedule, names, num, recompute)
+        plan = planning.make_plan(calls, cuts, len(names))
+        pipeline = Pipeline(calls, plan, names, order, batch_norm)
         sublayers = [layer for stage in pipeline.stages for layer in stage.sublayers]
         checks.check_can_be_cut(sublayers, pipeline.schedule.num_micro_batches)
         _warn_of_norms(pipeline)
@@ -102,7 +99,7 @@ class PipelineSplit(keras.Model):
 
         super().__init__(name=name or f"{model.name}_split")
         self._pipeline = pipeline
-        self._jit_compile = self._jit_compile_now = bool(jit_compile)
+        self._jit_compile = self._jit_compile_now = jit_compile
         self.model = model
         self.built = True
         _forget_traces(model)
@@ -290,6 +287,20 @@ class PipelineSplit(keras.Model):
         """
         self._assert_compile_called("verify")
         return verify(self, x, y, sample_weight)
+
+    def measure(self, num_samples: int) -> tuple[Costs, Sizes]:
+        """Runs each stage by itself: what a micro-batch costs in time and in memory.
+
+        `replay(split.schedule, costs)` then predicts a step on devices that each work as fast as
+        this one does alone, and its `peak_memory(sizes)` the memory. Call `fit` before.
+
+        Args:
+            num_samples: Integer. The size of the micro-batch.
+
+        Returns:
+            `Costs` in seconds, and `Sizes` in bytes.
+        """
+        return self._pipeline.measure(num_samples)
 
     # Keras: the model inside, where a wrapper would only be in the way.
 

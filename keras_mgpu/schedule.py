@@ -39,7 +39,8 @@ class Op(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Op:
-        match = re.fullmatch(r"([0-9]+)([FRBW])([0-9]+)", text)
+        is_text = isinstance(text, str)
+        match = re.fullmatch(r"([0-9]+)([FRBW])([0-9]+)", text) if is_text else None
         if match is None:
             raise ValueError(
                 "An op is written as its stage, one of F, R, B and W, and its micro-batch, such as "
@@ -227,6 +228,11 @@ def _expected_ops(schedule: Schedule) -> dict[Op, None]:
 
 
 def _parse_lane(lane: str | Iterable[str | Op]) -> Iterable[Op]:
+    if not isinstance(lane, Iterable):
+        raise TypeError(
+            "A lane is the ops of one device, such as '0F0 0F1 0B0 0B1'. "
+            f"Received: {lane!r} (of type {type(lane).__name__})"
+        )
     for op in lane.split() if isinstance(lane, str) else lane:
         yield op if isinstance(op, Op) else Op.parse(op)
 

@@ -8,6 +8,8 @@ micro-batches, and what a micro-batch keeps between two pieces is known exactly.
 from __future__ import annotations
 
 import contextlib
+import statistics
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -113,6 +115,43 @@ class StageProgram:
         _, kept, _ = self.backward(kept, given, and_weights="W" not in kinds)
         if "W" in kinds:
             self.weight_gradients(kept)
+
+    def measure(
+        self, value: Callable[[tf.Tensor], tf.Tensor], num_rounds: int
+    ) -> tuple[dict[str, float], dict[str, int]]:
+        """Runs every function by itself; returns seconds, and bytes kept, by their names.
+
+        Args:
+            value: Gives a value of a tensor's form.
+            num_rounds: How often each is run after the first time. The median counts.
+        """
+        kept: Kept = {tensor.ref(): value(tensor) for tensor in self._arguments}
+        fetched = {
+            "forward": (*self._graph.outputs, *self._cut.forward),
+            "recompute": self._cut.forward,
+            "backward": (*self._of_inputs.values(), *self._cut.backward),
+        }
+        seconds = {}
+        for name, function in self._functions.items():
+            if name == "backward":
+                kept |= {g.ref(): tf.ones_like(kept[t.ref()]) for g, t in self._pairs()}
+            feeds = [kept[tensor.ref()] for tensor in self._feeds[name]]
+            results, seconds[name] = _timed(function, feeds, self._stage.device, num_rounds)
+            kept |= _by_reference(fetched.get(name, ()), results)
+        inputs = [kept[tensor.ref()] for tensor in self._arguments]
+        for_backward = [kept[t.ref()] for t in self._feeds["backward"] if not self._is_given(t)]
+        for_weights = [kept[t.ref()] for t in self._feeds.get("weights", ())]
+        sizes = {"activations": for_backward, "for_weights": for_weights, "inputs": inputs}
+        if "weights" in self._feeds:
+            sizes["activations"] = [kept[t.ref()] for t in self._cut.forward] + for_backward
+        return seconds, {name: _num_bytes(tensors) for name, tensors in sizes.items()}
+
+    def _pairs(self) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+        """The placeholder for each gradient that is given, with the output it is for."""
+        return zip(self._given, self._targets)
+
+    def _is_given(self, tensor: tf.Tensor) -> bool:
+        return any(tensor is given for given in self._given)
 
     # What the executor calls. Each call also returns the op that others can wait for.
 
@@ -263,6 +302,31 @@ class StageProgram:
 
 def _by_reference(graph_tensors: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> Kept:
     return {of_graph.ref(): tensor for of_graph, tensor in zip(graph_tensors, tensors)}
+
+
+def _timed(
+    function: Any, feeds: Sequence[tf.Tensor], device: str, num_rounds: int
+) -> tuple[list[tf.Tensor], float]:
+    """Runs a function outside of any step; returns what it returns, and seconds."""
+
+    @tf.function(autograph=False)
+    def alone(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        return function(tensors)[0]
+
+    with tf.device(device):
+        results = alone(*feeds)
+        taken = []
+        for _ in range(num_rounds):
+            began = time.perf_counter()
+            tf.nest.map_structure(lambda tensor: tensor.numpy(), alone(*feeds)[-1:])
+            taken.append(time.perf_counter() - began)
+    return results, statistics.median(taken)
+
+
+def _num_bytes(tensors: Sequence[tf.Tensor]) -> int:
+    """Bytes of tensors, each piece of memory once: a reshaped tensor is no second one."""
+    arrays = [tensor.numpy() for tensor in tensors if tensor.dtype.is_numpy_compatible]
+    return sum({array.ctypes.data: array.nbytes for array in arrays}.values())
 
 
 def _placeholder(tensor: tf.Tensor) -> tf.Tensor:

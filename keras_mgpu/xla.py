@@ -63,11 +63,7 @@ class StageCompiler:
 
     def zeros(self, spec: Any) -> Any:
         """A value of this form; sizes that are not known are made up."""
-        rows = self.num_rows or OTHER_SIZE
-        sizes = [size or OTHER_SIZE for size in spec.shape]
-        if sizes and spec.shape[0] is None:
-            sizes[0] = rows
-        return tf.zeros(sizes, spec.dtype)
+        return zeros_like_spec(spec, self.num_rows or OTHER_SIZE)
 
 
 class CompiledPiece:
@@ -87,6 +83,14 @@ class CompiledPiece:
     def __call__(self, tensors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Any]:
         *results, done = self._function(*tensors)
         return results, done
+
+
+def zeros_like_spec(spec: Any, num_rows: int) -> tf.Tensor:
+    """Zeros of a form of which only the number of rows may be unknown, or else is made up."""
+    sizes = [OTHER_SIZE if size is None else size for size in spec.shape]
+    if sizes and spec.shape[0] is None:
+        sizes[0] = num_rows
+    return tf.zeros(sizes, spec.dtype)
 
 
 def _op(error: Exception) -> str:

@@ -11,7 +11,7 @@ import keras_mgpu
 
 PACKAGE = Path(keras_mgpu.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
-PURE = {"partition", "schedule", "timeline", "version"}
+PURE = {"named_schedules", "partition", "schedule", "timeline", "version"}
 ROOT = "keras_mgpu"
 
 

@@ -241,3 +241,46 @@ class TestLogicalDevices:
     def test_no_number(self, number):
         with pytest.raises(TypeError, match="integer"):
             logical_devices(number)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"schedule": ["0F0 0B0", "1B0 1F0"]}, "can never finish"),
+        ({"schedule": ["0F0 0B0 0B0", "1F0 1B0"]}, "there already"),
+        ({"schedule": ["0F0", "1F0"]}, "no backward ops"),
+        ({"schedule": ["0F0 0X0", "1F0 1B0"]}, "An op is written as"),
+        ({"schedule": [["0F0", 3]]}, "An op is written as"),
+        ({"schedule": [3]}, "A lane is the ops of one device"),
+        ({"schedule": []}, "must have ops"),
+        ({"schedule": ["0F0 0B0"]}, "needs as many devices"),
+        ({"schedule": ["0F0 1F0 1B0 0B0"]}, "holds stages of several devices"),
+        ({"schedule": ["0F0 0B0", "1F0 1B0"], "micro_batches": 2}, "Leave `micro_batches` out"),
+        ({"schedule": 3}, "`schedule` must be a name"),
+        ({"schedule": "1F1B"}, "`schedule` must be one of"),
+        ({"stages_per_device": 0}, "`stages_per_device` must be"),
+        ({"stages_per_device": 1.5}, "`stages_per_device` must be"),
+        ({"jit_compile": "auto"}, "`jit_compile` must be"),
+    ],
+)
+def test_schedules_and_options_that_cannot_be(options, says):
+    model = make()
+    before = [v.value.device for v in model.weights]
+    with pytest.raises((ValueError, TypeError), match=says):
+        PipelineSplit(model, TWO, **options)
+    assert [v.value.device for v in model.weights] == before
+
+
+def test_interleaved_devices_come_round_by_round():
+    first, second = TWO
+    with pytest.raises(ValueError, match="round by round"):
+        PipelineSplit(make(), [first, first, second, second], schedule="interleaved")
+    with pytest.raises(ValueError, match="more than once"):
+        PipelineSplit(make(), [first, second, first], stages_per_device=2)
+
+
+def test_stages_cannot_be_measured_before_they_are_traced():
+    split = PipelineSplit(make(), TWO)
+    split.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="call `fit` first"):
+        split.measure(4)

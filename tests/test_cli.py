@@ -69,7 +69,7 @@ def test_schedule(capsys):
         "lane 3  .  .  .  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 .  .  .",
         "",
         "bubble     37.5%",
-        "ideal      37.5% = (stages - 1) / (micro-batches + stages - 1) = 3/8",
+        "ideal      37.5% = (devices - 1) / (micro-batches + devices - 1) = 3/8, of gpipe and 1f1b",
         "peak live  4, 3, 2, 1 micro-batches a stage",
     ]
 
@@ -279,3 +279,16 @@ def test_help_comes_at_once():
         return end.children_user + end.children_system - begin.children_user - begin.children_system
 
     assert min(seconds() for _ in range(3)) < 0.5
+
+
+def test_interleaved_stages_share_devices(capsys):
+    cli.main(["schedule", "interleaved", "--stages", "4", "--micro-batches", "4"])
+    drawn = capsys.readouterr().out
+    assert "lane 1 " in drawn
+    assert "lane 2 " not in drawn
+    assert "3B3" in drawn
+
+
+def test_recomputation_is_drawn(capsys):
+    cli.main(["schedule", "1f1b", "--stages", "2", "--micro-batches", "2", "--recompute"])
+    assert "R1" in capsys.readouterr().out

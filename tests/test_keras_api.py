@@ -506,3 +506,29 @@ class TestStageLists:
         np.testing.assert_allclose(
             loaded.predict(X, verbose=0), model.predict(X, verbose=0), rtol=1e-5
         )
+
+
+def test_a_schedule_of_ones_own(devices):
+    """Given as text: stage 1 leaves its weights to the end, and stage 0 runs its forward again."""
+    lanes = [
+        "0F0 0F1 0R0 0B0 0W0 0R1 0B1 0W1",
+        "1F0 1B0 1F1 1B1 1W0 1W1",
+    ]
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(8, "relu"), layers.Dense(2)])
+    split = PipelineSplit(model, devices[:2], schedule=lanes)
+    split.compile("sgd", "mse")
+    assert split.micro_batches == 2
+    report = split.verify(np.ones((5, 4), "float32"), np.zeros((5, 2), "float32"))
+    assert report.max_relative < 1e-5
+
+
+def test_stages_can_be_measured(devices):
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(8, "relu"), layers.Dense(2)])
+    split = PipelineSplit(model, devices[:2], micro_batches=2, schedule="zero_bubble")
+    split.compile("sgd", "mse")
+    split.fit(np.ones((6, 4), "float32"), np.zeros((6, 2), "float32"), verbose=0)
+    costs, sizes = split.measure(3)
+    assert all(seconds > 0 for seconds in costs.forward)
+    # The last layer needs its input again, 3 samples of 8 floats; its kernel is not kept.
+    assert sizes.inputs[1] == 3 * 8 * 4
+    assert sizes.activations[1] <= 2 * 3 * 8 * 4

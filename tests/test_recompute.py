@@ -112,5 +112,5 @@ def test_assertions_inside_layers_run_once_each(devices):
 @pytest.mark.parametrize("recompute", [[2], [-1], [True], "all", 1, ["0"]])
 def test_bad_choices_are_refused(recompute, devices):
     model = keras.Sequential([keras.Input((6,)), layers.Dense(8), layers.Dense(3)])
-    with pytest.raises(ValueError, match="`recompute` must be .* Received: recompute="):
+    with pytest.raises(ValueError, match=r"`recompute` must be .* Received: recompute="):
         PipelineSplit(model, devices[:2], recompute=recompute)

@@ -1,12 +1,20 @@
 """Is a split model faster than the other ways of using two devices?
 
-One model, one batch, one optimizer; only the way to use the cores changes from row to row.
+One model, one batch, one optimizer; only the way to use the cores changes from row to row. All rows
+are measured in rounds, one after the other: a machine that slows down slows down all.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import math
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import row_process
@@ -14,9 +22,12 @@ from report import Table
 from row_process import ONE_CORE, TWO_CORES, TWO_CORES_ONE_THREAD_AN_OP, Cores
 
 BATCH = 32
+MICRO_BATCHES = 8
+NUM_ROUNDS = 2
 NUM_WARM_UP = 2  # The first step traces; the second still fills caches and pools.
-QUICK_SIZE = {"blocks": 2, "width": 32, "heads": 2, "tokens": 8}
-BOTH = (TWO_CORES, TWO_CORES_ONE_THREAD_AN_OP)
+SIZE = {"blocks": 8, "width": 256, "heads": 4, "tokens": 128}
+QUICK_SIZE = {"blocks": 4, "width": 32, "heads": 2, "tokens": 8}
+IDEAL = 2 * MICRO_BATCHES / (MICRO_BATCHES + 1)
 
 
 @dataclass(frozen=True)
@@ -25,74 +36,118 @@ class Row:
 
     Attributes:
         name: What the table calls it.
-        way: A key of `WAYS`.
-        tried: Cores and thread settings; the fastest counts.
+        way: A key of `WAYS`, or `"torch"`.
+        cores: Where it runs.
         options: Arguments for that way.
     """
 
     name: str
     way: str
-    tried: tuple[Cores, ...]
+    cores: Cores
     options: dict[str, Any] = field(default_factory=dict)
 
 
-PLAIN = Row("plain Keras, two cores", "plain", BOTH)
+def _split_row(schedule: str, what: str = "", **options: Any) -> Row:
+    name = f"`PipelineSplit`, 2 devices, 8 micro-batches, {schedule}{what}"
+    options = {"num_devices": 2, "micro_batches": MICRO_BATCHES, "schedule": schedule, **options}
+    return Row(name, "split", TWO_CORES_ONE_THREAD_AN_OP, options)
+
+
+ONE = {"num_devices": 1}
+PLAIN = Row("plain Keras, two cores", "plain", TWO_CORES)
+ALONE = Row(
+    "`PipelineSplit`, 1 stage, 8 micro-batches, one core",
+    "split",
+    ONE_CORE,
+    {**ONE, "micro_batches": MICRO_BATCHES},
+)
+TORCH_ALONE = Row("torch, 8 micro-batches, one core", "torch", ONE_CORE, {"way": "alone"})
+TORCH = Row("torch.distributed.pipelining, 1F1B", "torch", TWO_CORES, {"way": "pipeline"})
 ROWS = (
-    Row("plain Keras, one core", "plain", (ONE_CORE,)),
+    Row("plain Keras, one core", "plain", ONE_CORE),
     PLAIN,
-    Row("`tf.device` on each half, two cores", "halves", BOTH),
-    Row("`MirroredStrategy`, two cores", "mirrored", BOTH),
+    Row("plain Keras, two cores, one thread an op", "plain", TWO_CORES_ONE_THREAD_AN_OP),
+    Row("`tf.device` on each half, two cores", "halves", TWO_CORES),
+    Row("`MirroredStrategy`, two cores", "mirrored", TWO_CORES_ONE_THREAD_AN_OP),
     Row(
         "`PipelineSplit`, 1 stage, 1 micro-batch, two cores",
         "split",
-        BOTH,
-        {"num_stages": 1, "micro_batches": 1},
+        TWO_CORES,
+        {**ONE, "micro_batches": 1},
     ),
-    *(
-        Row(
-            f"`PipelineSplit`, 2 stages, 8 micro-batches, {schedule}, two cores",
-            "split",
-            (TWO_CORES_ONE_THREAD_AN_OP,),
-            {"num_stages": 2, "micro_batches": 8, "schedule": schedule},
-        )
-        for schedule in ("gpipe", "1f1b")
-    ),
+    ALONE,
+    _split_row("gpipe"),
+    _split_row("1f1b"),
+    _split_row("interleaved"),
+    _split_row("zero_bubble"),
+    _split_row("1f1b", ", recompute", recompute=True),
+    _split_row("1f1b", ", XLA", jit_compile=True),
+    TORCH_ALONE,
+    TORCH,
 )
 
 
 def run(quick: bool) -> Table:
-    """Measures all rows, each in its own process for each thread setting."""
-    found = {}
-    for row in ROWS:
-        tried = [(cores, _measure(row, cores, quick)) for cores in row.tried]
-        found[row.name] = min(tried, key=lambda each: each[1]["step"])
-    _check_same_training({name: result["loss"] for name, (_, result) in found.items()})
-    plain = found[PLAIN.name][1]["step"]
+    """Measures all rows in rounds, each time in a process of its own."""
+    rows = [row for row in ROWS if row.way != "torch" or importlib.util.find_spec("torch")]
+    found: dict[str, list[dict[str, Any]]] = {row.name: [] for row in rows}
+    for number in range(1 if quick else NUM_ROUNDS):
+        for row in rows:
+            result = _measure(row, quick)
+            found[row.name].append(result)
+            print(f"  round {number + 1}, {row.name}: {result['step']:.3f} s a step", flush=True)
+    _check_same_training({n: rs[0]["loss"] for n, rs in found.items() if "loss" in rs[0]})
+    steps = {name: statistics.median(r["step"] for r in results) for name, results in found.items()}
     return Table(
-        columns=("", "step", "against plain Keras, two cores", "first step", "threads"),
+        columns=("", "step", "against plain Keras, two cores", "of the ideal", "first step"),
         rows=tuple(
             (
-                name,
-                f"{result['step']:.2f} s",
-                f"{plain / result['step']:.2f}x",
-                f"{result['first']:.1f} s",
-                cores.threads,
+                row.name,
+                f"{steps[row.name]:.2f} s",
+                f"{steps[PLAIN.name] / steps[row.name]:.2f}x",
+                _of_ideal(row, steps),
+                _first(found[row.name]),
             )
-            for name, (cores, result) in found.items()
+            for row in rows
         ),
     )
 
 
-def _measure(row: Row, cores: Cores, quick: bool) -> dict[str, Any]:
-    task = {
-        "way": row.way,
-        "options": row.options,
-        "size": QUICK_SIZE if quick else {},
-        "num_steps": 4 if quick else 6,
-    }
-    result = row_process.measure("transformer.benchmark", task, cores)
-    print(f"  {row.name} (threads: {cores.threads}): {result['step']:.3f} s a step", flush=True)
-    return result
+def _of_ideal(row: Row, steps: Mapping[str, float]) -> str:
+    """Speed-up over one core with the same micro-batches, as a part of 2M/(M+1)."""
+    if row.way not in ("split", "torch") or row in (ALONE, TORCH_ALONE):
+        return "-"
+    if row.way == "split" and row.options["num_devices"] == 1:
+        return "-"
+    alone = TORCH_ALONE if row.way == "torch" else ALONE
+    return f"{steps[alone.name] / steps[row.name] / IDEAL:.2f}"
+
+
+def _first(results: list[dict[str, Any]]) -> str:
+    if "first" not in results[0]:
+        return "-"
+    return f"{statistics.median(result['first'] for result in results):.1f} s"
+
+
+def _measure(row: Row, quick: bool) -> dict[str, Any]:
+    size, num_steps = (QUICK_SIZE, 4) if quick else (SIZE, 6)
+    if row.way == "torch":
+        return _measure_torch(row.options, size, num_steps)
+    task = {"way": row.way, "options": row.options, "size": size, "num_steps": num_steps}
+    return row_process.measure("transformer.benchmark", task, row.cores)
+
+
+def _measure_torch(options: dict[str, Any], size: dict[str, int], num_steps: int) -> Any:
+    order = {"micro_batches": MICRO_BATCHES, "batch": BATCH, "size": size, "num_steps": num_steps}
+    script = Path(__file__).parent / "torch_pipeline.py"
+    ran = subprocess.run(
+        [sys.executable, str(script), json.dumps({**order, **options})],
+        capture_output=True,
+        text=True,
+    )
+    if ran.returncode != 0:
+        raise RuntimeError(f"torch failed with {options}:\n{ran.stderr[-3000:]}")
+    return json.loads(ran.stdout.splitlines()[-1])
 
 
 def _check_same_training(losses: dict[str, float]) -> None:
@@ -173,12 +228,12 @@ def _mirrored(size: Any) -> Any:
         return _plain(size)
 
 
-def _split(size: Any, num_stages: int, **options: Any) -> Any:
+def _split(size: Any, num_devices: int, **options: Any) -> Any:
     import models
 
     import keras_mgpu
 
-    devices = keras_mgpu.logical_devices(num_stages)
+    devices = keras_mgpu.logical_devices(num_devices)
     split = keras_mgpu.PipelineSplit(models.transformer(size), devices=devices, **options)
     split.compile("sgd", "mse")
     return split
