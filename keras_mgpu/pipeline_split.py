@@ -99,7 +99,7 @@ class PipelineSplit(keras.Model):
 
         super().__init__(name=name or f"{model.name}_split")
         self._pipeline = pipeline
-        self._jit_compile = self._jit_compile_now = jit_compile
+        self._compiles_stages = self._compiles_stages_now = jit_compile
         self.model = model
         self.built = True
         _forget_traces(model)
@@ -159,7 +159,7 @@ class PipelineSplit(keras.Model):
         )
         # In the saved file stands what the user asked for: unsplit, XLA may well be used.
         self.model._compile_config.config["jit_compile"] = jit_compile
-        self._jit_compile_now = self._jit_compile or jit_compile is True
+        self._compiles_stages_now = self._compiles_stages or jit_compile is True
         self._share_compiled()
 
     @no_automatic_dependency_tracking
@@ -178,7 +178,7 @@ class PipelineSplit(keras.Model):
         self._compile_metrics = model._compile_metrics
         self._loss_tracker = model._loss_tracker
         self._compile_config = model._compile_config
-        self._pipeline.forget_traces(model.run_eagerly, self._jit_compile_now)
+        self._pipeline.forget_traces(model.run_eagerly, self._compiles_stages_now)
         self._compiled = CompiledLoss(
             model, self.devices[-1], model.run_eagerly, self.micro_batches
         )

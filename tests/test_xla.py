@@ -58,6 +58,12 @@ def said(caplog):
     return [record.message for record in caplog.records if record.name == "keras_mgpu"]
 
 
+def is_compiled(split):
+    """Whether every stage trains with XLA."""
+    functions = split._pipeline._functions[True]
+    return all(f.compiler is not None and f.compiler.is_on for f in functions)
+
+
 def assert_same(found, expected):
     for value, reference in zip(keras.tree.flatten(found), keras.tree.flatten(expected)):
         np.testing.assert_allclose(value, reference, rtol=EXACT, atol=EXACT)
@@ -87,20 +93,17 @@ def test_same_numbers_as_plain_keras(build, make, options, devices, caplog):
         found = run(compiled(split), model, x, y)
     assert_same(found, expected)
     assert not said(caplog)
+    assert is_compiled(split)
 
 
 def test_compile_can_ask_for_it(devices):
     split = compiled(PipelineSplit(dense(), devices[:2], micro_batches=2), jit_compile=True)
     x, y = data(8)
-    assert is_compiled(split, x, y)
+    split.fit(x, y, verbose=0)
+    assert is_compiled(split)
     split.compile("sgd", split.loss)
-    assert not is_compiled(split, x, y)
-
-
-def is_compiled(split, x, y):
-    split.fit(x, y, batch_size=8, verbose=0)
-    functions = split._pipeline._functions[True]
-    return all(f.compiler is not None and f.compiler.is_on for f in functions)
+    split.fit(x, y, verbose=0)
+    assert not is_compiled(split)
 
 
 def test_what_xla_cannot_compile_falls_back_by_itself(devices, caplog):

@@ -77,11 +77,12 @@ def measure(schedule: str, size: dict[str, int], costs: bool) -> dict[str, Any]:
 
     import keras_mgpu
 
+    devices = keras_mgpu.logical_devices(2)
     keras.utils.set_random_seed(0)
     size = models.TransformerSize(**size)
     split = keras_mgpu.PipelineSplit(
         models.transformer(size),
-        devices=keras_mgpu.logical_devices(2),
+        devices=devices,
         micro_batches=MICRO_BATCHES,
         schedule=schedule,
     )
