@@ -410,7 +410,7 @@ CASES = {
     ),
     # In double precision: a gradient of nearly 0 has 1.1e-5 of float32's rounding in it.
     "ignore_class": Case(
-        masked_attention, tokens, ignored_class, floatx="float64", tolerance=1e-12
+        masked_attention, tokens, ignored_class, 1e-12, policy="float64", floatx="float64"
     ),
     "two_outputs": Case(
         two_outputs, two_targets, lambda: two_losses(metrics={"kind": ["accuracy"]})
