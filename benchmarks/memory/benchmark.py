@@ -17,7 +17,7 @@ from row_process import TWO_CORES_ONE_THREAD_AN_OP
 
 SAMPLES = 2  # In a micro-batch.
 COUNTS = (4, 16, 64)
-SIZE = {"blocks": 4, "tokens": 256}
+SIZE = {"blocks": 4, "tokens": 128}
 QUICK_SIZE = {"blocks": 4, "width": 32, "heads": 4, "tokens": 16}
 
 # glibc keeps much of what is freed for later. With one arena, and every block of more than 64 KiB

@@ -13,7 +13,7 @@ import row_process
 from report import Table
 from row_process import ONE_CORE, TWO_CORES, TWO_CORES_ONE_THREAD_AN_OP, Cores
 
-NUM_ROUNDS = 2
+NUM_ROUNDS = 1
 NUM_WARM_UP = 2
 MICRO_BATCHES = 8
 IDEAL = 2 * MICRO_BATCHES / (MICRO_BATCHES + 1)

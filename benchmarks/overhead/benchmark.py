@@ -50,7 +50,7 @@ def run(quick: bool) -> Table:
             "model": row.model,
             "batch": row.batch,
             "num_steps": 4 if quick else row.num_steps,
-            "num_rounds": 2 if quick else 7,
+            "num_rounds": 2 if quick else 5,
         }
         found = row_process.measure("overhead.benchmark", task, TWO_CORES)
         print(f"  {row.name}: {found['ratio']:.3f}", flush=True)

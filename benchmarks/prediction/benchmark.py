@@ -87,7 +87,7 @@ def measure(schedule: str, size: dict[str, int], costs: bool) -> dict[str, Any]:
         schedule=schedule,
     )
     split.compile("sgd", "mse")
-    num_steps = 1 if costs else 6
+    num_steps = 1 if costs else 5
     x, y = models.sequences(BATCH * num_steps, size)
     times = StepTimes()
     split.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[times])
