@@ -151,8 +151,9 @@ def check_options(micro_batches: Any, schedule: Any, batch_norm: Any, jit_compil
         )
     if isinstance(schedule, str) and schedule not in schedules.SCHEDULES:
         raise ValueError(
-            f"`schedule` must be one of {', '.join(map(repr, schedules.SCHEDULES))}, or a "
-            f"`Schedule` of your own. Received: schedule={schedule!r}"
+            f"`schedule` must be one of {', '.join(map(repr, schedules.SCHEDULES))}, or one "
+            "of your own: a `Schedule`, or a list with the ops of each device. "
+            f"Received: schedule={schedule!r}"
         )
     if not isinstance(schedule, (str, Schedule, list, tuple)):
         raise TypeError(

@@ -141,6 +141,11 @@ class Pipeline:
 
     def measure(self, num_samples: int, num_rounds: int = 5) -> tuple[Costs, Sizes]:
         """What a micro-batch of some size costs in each stage, and what it keeps there."""
+        if type(num_samples) is not int or num_samples < 1:
+            raise ValueError(
+                "`num_samples` must be an integer of at least 1, the size of a micro-batch. "
+                f"Received: num_samples={num_samples!r}"
+            )
         if self._made_trainer is None or self._eager:
             raise ValueError(
                 "Stages can be measured when a step has been traced: call `fit` first, without "

@@ -298,7 +298,8 @@ class PipelineSplit(keras.Model):
             num_samples: Integer. The size of the micro-batch.
 
         Returns:
-            `Costs` in seconds, and `Sizes` in bytes.
+            A pair: `Costs` in seconds, and `Sizes` in bytes. What loops keep, as in recurrent
+            layers, is not counted among the bytes.
         """
         return self._pipeline.measure(num_samples)
 

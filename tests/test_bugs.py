@@ -133,3 +133,18 @@ def test_state_that_moves_with_every_micro_batch_is_said(devices):
 
 def test_numpy_integers_are_integers(devices):
     assert PipelineSplit(dense(), devices[:2], micro_batches=np.int64(3)).micro_batches == 3
+
+
+def test_recurrent_stages_can_be_measured(devices):
+    """What a loop keeps is a list that numpy cannot hold, and a size may be a bare number."""
+    model = keras.Sequential(
+        [keras.Input((5,)), layers.Embedding(9, 4, mask_zero=True), layers.LSTM(4), layers.Dense(2)]
+    )
+    split = PipelineSplit(model, devices[:2], micro_batches=2, recompute=True)
+    split.compile("sgd", "mse")
+    split.fit(np.ones((8, 5)), np.ones((8, 2)), batch_size=8, verbose=0)
+    costs, sizes = split.measure(4)
+    assert all(seconds > 0 for seconds in costs.backward)
+    assert sizes.inputs[0] >= 4 * 5 * 4
+    with pytest.raises(ValueError, match="num_samples=0"):
+        split.measure(0)
