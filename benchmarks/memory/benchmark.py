@@ -29,7 +29,6 @@ ROWS: dict[str, dict[str, Any]] = {
     WHOLE_BATCH: {},
     "1 stage": {"num_devices": 1, "schedule": "1f1b"},
     "gpipe": {"schedule": "gpipe"},
-    "gpipe, recompute": {"schedule": "gpipe", "recompute": True},
     "1f1b": {"schedule": "1f1b"},
     "1f1b, recompute": {"schedule": "1f1b", "recompute": True},
     "interleaved": {"schedule": "interleaved"},
