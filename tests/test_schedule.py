@@ -302,10 +302,15 @@ def test_json_reads_well():
     }
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "3", '{"lanes": [[3]]}', '{"lanes": []}'])
+@pytest.mark.parametrize("text", ["{}", "[]", "3", '{"lanes": [3]}', '{"lanes": []}'])
 def test_foreign_json(text):
     with pytest.raises(ValueError, match=r"not the JSON of a Schedule. Received: text="):
         Schedule.from_json(text)
+
+
+def test_json_with_a_foreign_op():
+    with pytest.raises(ValueError, match="An op is written as its stage(.|\n)*Received: text=3"):
+        Schedule.from_json('{"lanes": [[3]]}')
 
 
 def test_json_is_checked():
