@@ -9,6 +9,13 @@ from typing import TYPE_CHECKING, Any
 from keras_mgpu.version import __version__
 
 if TYPE_CHECKING:
+    from keras_mgpu.callbacks.distributed_checkpoint import DistributedCheckpoint
+    from keras_mgpu.checkpoints.api import (
+        latest_checkpoint,
+        restore_checkpoint,
+        save_checkpoint,
+    )
+    from keras_mgpu.checkpoints.resumable import resumable
     from keras_mgpu.devices import logical_devices
     from keras_mgpu.partition import PartitionPlan
     from keras_mgpu.pipeline_split import PipelineSplit
@@ -18,26 +25,36 @@ if TYPE_CHECKING:
     from keras_mgpu.verify import VerifyReport
 
 __all__ = [
+    "DistributedCheckpoint",
     "PartitionPlan",
     "PipelineSplit",
     "Schedule",
     "Timeline",
     "VerifyReport",
     "__version__",
+    "latest_checkpoint",
     "logical_devices",
     "plan",
     "replay",
+    "restore_checkpoint",
+    "resumable",
+    "save_checkpoint",
 ]
 
 _HOMES = {
+    "DistributedCheckpoint": "callbacks.distributed_checkpoint",
     "PartitionPlan": "partition",
     "PipelineSplit": "pipeline_split",
     "Schedule": "schedule",
     "Timeline": "timeline",
     "VerifyReport": "verify",
+    "latest_checkpoint": "checkpoints.api",
     "logical_devices": "devices",
     "plan": "planning",
     "replay": "timeline",
+    "restore_checkpoint": "checkpoints.api",
+    "resumable": "checkpoints.resumable",
+    "save_checkpoint": "checkpoints.api",
 }
 
 

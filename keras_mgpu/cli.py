@@ -1,4 +1,4 @@
-"""The command line, `keras-mgpu`: looks at devices and schedules without a line of Python.
+"""The command line, `keras-mgpu`: devices, schedules, checkpoints, without a line of Python.
 
 Each command imports what it needs when it runs, so that help comes at once and a schedule can be
 drawn without waiting for TensorFlow.
@@ -13,15 +13,15 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from keras_mgpu.cli_checkpoints import add_checkpoints
 from keras_mgpu.named_schedules import SCHEDULES, make, recomputing
 from keras_mgpu.schedule import Schedule
+from keras_mgpu.terminal import ExitWith, add_json, render, to_json
 from keras_mgpu.timeline import Timeline, replay
 
 COLOURS = {"F": "cyan", "R": "blue", "B": "green", "W": "magenta"}
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from keras_mgpu.devices import DeviceInfo
 
 
@@ -40,6 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = args.run(args)
     except ValueError as error:
         parser.error(" ".join(str(error).split()))
+    except ExitWith as result:
+        _write(result.text)
+        return result.code
     _write(text)
     return 0
 
@@ -56,20 +59,21 @@ def _parser() -> _Parser:
 
     parser = _Parser(
         prog="keras-mgpu",
-        description="Looks at the devices and schedules that pipelined Keras models train with.",
+        description="Looks at devices, schedules and checkpoints of Keras models on several GPUs.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"keras-mgpu {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_devices(commands)
     _add_schedule(commands)
+    add_checkpoints(commands)
     return parser
 
 
 def _add_devices(commands: argparse._SubParsersAction[_Parser]) -> None:
     about = "list the devices that stages can run on"
     command = commands.add_parser("devices", help=about, description=about, allow_abbrev=False)
-    _add_json(command)
+    add_json(command)
     command.set_defaults(run=_devices)
 
 
@@ -96,12 +100,8 @@ def _add_schedule(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument(
         "--recompute", action="store_true", help="run each forward again before its backward"
     )
-    _add_json(command)
+    add_json(command)
     command.set_defaults(run=_schedule)
-
-
-def _add_json(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", help="print JSON, for other programs")
 
 
 def _count(text: str) -> int:
@@ -119,7 +119,7 @@ def _devices(args: argparse.Namespace) -> str:
 
 def _devices_json(devices: Sequence[DeviceInfo]) -> str:
     fields = ("name", "kind", "description", "memory_bytes")
-    return _json([{field: getattr(device, field) for field in fields} for device in devices])
+    return to_json([{field: getattr(device, field) for field in fields} for device in devices])
 
 
 def _devices_table(devices: Sequence[DeviceInfo]) -> str:
@@ -135,7 +135,7 @@ def _devices_table(devices: Sequence[DeviceInfo]) -> str:
     for device in devices:
         memory = "-" if device.memory_bytes is None else readable_bytes(device.memory_bytes)
         table.add_row(device.name, device.kind, memory, device.description)
-    return _render(table)
+    return render(table)
 
 
 def _schedule(args: argparse.Namespace) -> str:
@@ -150,7 +150,7 @@ def _schedule(args: argparse.Namespace) -> str:
 
 
 def _schedule_json(schedule: Schedule, timeline: Timeline) -> str:
-    return _json(
+    return to_json(
         {
             "schedule": json.loads(schedule.to_json()),
             "timeline": json.loads(timeline.to_json()),
@@ -181,31 +181,13 @@ def _schedule_page(schedule: Schedule, timeline: Timeline) -> str:
     )
     facts.add_row("peak live", f"{', '.join(map(str, timeline.peak_live))} micro-batches a stage")
     title = f"{schedule.name} (stages: {stages}, micro-batches: {micro_batches})"
-    return _render(Text(title, style="bold"), "", drawing, "", facts)
+    return render(Text(title, style="bold"), "", drawing, "", facts)
 
 
 def _ideal_bubble(schedule: Schedule) -> float:
     """Idle share of gpipe and 1f1b: a pipeline that fills once and drains once."""
     waits = len(schedule.lanes) - 1
     return waits / (schedule.num_micro_batches + waits)
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, indent=2) + "\n"
-
-
-def _render(*parts: RenderableType) -> str:
-    from rich.console import Console
-
-    # A pipe has no width: whatever reads it gets whole lines. Names may hold brackets, which are
-    # no markup.
-    width = None if sys.stdout.isatty() else 100_000
-    console = Console(width=width, highlight=False, markup=False)
-    with console.capture() as captured:
-        for part in parts:
-            console.print(part, soft_wrap=True)
-    # Tables come padded to a rectangle; nobody wants the blanks in a file.
-    return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
 def _write(text: str) -> None:

@@ -6,6 +6,9 @@ a variable to another device. When a new Keras release breaks one of these, it b
 
 from __future__ import annotations
 
+import re
+import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,9 +16,12 @@ import keras
 import tensorflow as tf
 from keras import tree
 from keras.src import backend
+from keras.src.backend.common import global_state
 from keras.src.losses.loss import apply_mask
 from keras.src.models.functional import Functional
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from keras.src.trainers.compile_utils import CompileLoss
+from keras.src.utils.naming import to_snake_case
 from keras.src.utils.tracking import no_automatic_dependency_tracking
 
 __all__ = ["Functional", "apply_mask", "no_automatic_dependency_tracking"]
@@ -146,3 +152,120 @@ def rekey_optimizer(optimizer: Any) -> None:
     optimizer._trainable_variables_indices = {
         optimizer._var_key(variable): index for index, variable in enumerate(variables)
     }
+
+
+def variables_by_layer(layer: Any, path: str = "") -> Iterator[tuple[str, keras.Variable]]:
+    """Every variable below a layer, with the names of the layers that lead to it.
+
+    `variable.path` will not do: it depends on how a layer came to be built, and begins with the
+    name of the model or does not. A variable of a shared layer comes several times.
+    """
+    for variable in [*layer._trainable_variables, *layer._non_trainable_variables]:
+        yield f"{path}{variable.name}", variable
+    for generator in layer._seed_generators:
+        yield f"{path}seed", generator.state
+    is_container = isinstance(layer, (keras.Sequential, Functional))
+    below = list(layer.layers if is_container else layer._layers)
+    for name, sublayer in zip(_lasting_names(below), below):
+        yield from variables_by_layer(sublayer, f"{path}{name}/")
+
+
+def _lasting_names(layers: list[Any]) -> list[str]:
+    """Names of layers beside one another that are the same when the model is made again.
+
+    Keras numbers layers without a name through the whole life of a process: `dense_7` would be
+    `dense` in the next. Here they are numbered among their neighbours, in the same order.
+    """
+    numbers: dict[str, list[int]] = {}
+    found = []
+    for layer in layers:
+        kind = to_snake_case(type(layer).__name__)
+        match = re.fullmatch(rf"{re.escape(kind)}(?:_(\d+))?", layer.name)
+        found.append((layer.name, kind, int(match[1] or 0)) if match else (layer.name, "", 0))
+        if match:
+            numbers.setdefault(kind, []).append(int(match[1] or 0))
+    names = []
+    for name, kind, number in found:
+        if kind:
+            rank = sorted(numbers[kind]).index(number)
+            name = kind if rank == 0 else f"{kind}_{rank}"
+        names.append(name)
+    return names
+
+
+def optimizer_variables(optimizer: Any) -> list[keras.Variable]:
+    """All variables of an optimizer, and of the one inside it."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return [*optimizer.variables, *([] if inner is None else inner.variables)]
+
+
+def global_seed_state() -> keras.Variable | None:
+    """The state behind `keras.random` calls without a seed, if there were any."""
+    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    return None if generator is None else generator.state
+
+
+def training_call() -> tuple[Any, dict[str, Any]]:
+    """Who runs the callback that asks: the `CallbackList`, and the local names of its caller.
+
+    A callback is told neither its neighbours nor the data. Both stand in the frames above it:
+    `fit` has `x` and `epoch_iterator`, and a list of callbacks is the `self` of its own methods.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, keras.callbacks.CallbackList):
+            while frame is not None and frame.f_locals.get("self") is owner:
+                frame = frame.f_back
+            return owner, dict(frame.f_locals) if frame is not None else {}
+        frame = frame.f_back
+    return None, {}
+
+
+def build_like_fit(model: keras.Model, epoch_iterator: Any) -> None:
+    """Makes the variables of model, metrics and optimizer that `fit` would make in its first step.
+
+    Only with a strategy does `fit` make them before it calls `on_train_begin`.
+    """
+
+    def symbolic(spec: Any) -> Any:
+        return keras.KerasTensor(tuple(spec.shape), backend.standardize_dtype(spec.dtype))
+
+    if model._distribute_strategy is None:
+        spec = epoch_iterator._distributed_dataset.element_spec
+        model._symbolic_build(data_batch=tree.map_structure(symbolic, spec))
+
+
+class EpochLength:
+    """How many batches `fit` takes in an epoch, for an epoch of which some are trained already.
+
+    Left alone, `fit` would complain that the data ran out, and from then on take every epoch to be
+    as short.
+    """
+
+    def __init__(self, epoch_iterator: Any) -> None:
+        self._iterator = epoch_iterator
+        self._steps_per_epoch = epoch_iterator.steps_per_epoch
+        self._num_batches = epoch_iterator._num_batches
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether epochs are pieces of one long pass over the data (`steps_per_epoch`)."""
+        return self._steps_per_epoch is not None
+
+    def shorten(self, num_trained: int) -> None:
+        self._iterator._interrupted_warning = lambda: None
+        if self._steps_per_epoch is not None:
+            self._iterator.steps_per_epoch = self._steps_per_epoch - num_trained
+        elif self._num_batches is not None:
+            self._iterator._num_batches = self._num_batches - num_trained
+
+    def restore(self) -> None:
+        vars(self._iterator).pop("_interrupted_warning", None)
+        self._iterator.steps_per_epoch = self._steps_per_epoch
+        self._iterator._num_batches = self._num_batches
+
+
+def begin_at_epoch(model: Any, epoch: int | None) -> None:
+    """Lets a `fit` that is about to begin start at a later epoch; `None` takes that back."""
+    model._initial_epoch = epoch

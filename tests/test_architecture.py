@@ -11,8 +11,17 @@ import keras_mgpu
 
 PACKAGE = Path(keras_mgpu.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
-PURE = {"named_schedules", "partition", "schedule", "timeline", "version"}
 ROOT = "keras_mgpu"
+PURE = {
+    "checkpoints.manifest",
+    "checkpoints.retention",
+    "checkpoints.save_timing",
+    "named_schedules",
+    "partition",
+    "schedule",
+    "timeline",
+    "version",
+}
 
 
 def imports(path):
@@ -28,26 +37,73 @@ def imports(path):
     return found
 
 
+def module_of(path):
+    """`keras_mgpu/checkpoints/files.py` is `checkpoints.files`."""
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+MODULES = {module_of(path) for path in FILES}
+
+
 @pytest.mark.parametrize("name", sorted(PURE))
 def test_the_pure_core_needs_the_standard_library_only(name):
-    for module in imports(PACKAGE / f"{name}.py"):
-        top = module.split(".")[0]
-        is_pure = top == ROOT and module.split(".")[1] in PURE
+    for module in imports(PACKAGE / f"{name.replace('.', '/')}.py"):
+        top, _, rest = module.partition(".")
+        is_pure = top == ROOT and rest in PURE
         assert is_pure or top in sys.stdlib_module_names, module
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_nobody_imports_the_package_root(path):
     if path.stem != "__init__":
-        modules = {p.stem for p in FILES}
+        packages = {module.rpartition(".")[0] for module in MODULES} - {""}
         for module in imports(path):
-            parts = module.split(".")
-            if parts[0] == ROOT:
-                assert len(parts) > 1, f"{path.stem} imports the package root"
-                assert parts[1] in modules, f"{path.stem} imports {module} through the root"
+            top, _, rest = module.partition(".")
+            if top == ROOT:
+                assert rest, f"{path.stem} imports the package root"
+                assert rest in MODULES | packages, f"{path.stem} imports {module} through the root"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def reached_from(module, seen=frozenset()):
+    """Every module of the package that importing one loads, itself left out."""
+    found = set()
+    for name in imports(PACKAGE / f"{module.replace('.', '/')}.py"):
+        rest = name.partition(".")[2]
+        if name.startswith(f"{ROOT}.") and rest in MODULES and rest not in seen | found:
+            found |= {rest} | reached_from(rest, seen | found | {rest})
+    return found
+
+
+CALLBACKS = sorted(
+    name for name in MODULES if name.startswith("callbacks.") and "__init__" not in name
+)
+
+
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_callbacks_know_neither_the_executor_nor_one_another(name):
+    reached = reached_from(name)
+    assert "keras_internals" in reached  # The search finds something.
+    assert not {"executor", "pipeline", "pipeline_split"} & reached
+    assert not set(CALLBACKS) & reached - {name}
+
+
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_every_hook_is_one_that_keras_calls(name):
+    """A misspelt `on_train_batch_ends` would be dead, and nobody would notice."""
+    import keras
+
+    tree = ast.parse((PACKAGE / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8"))
+    hooks = [
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("on_")
+    ]
+    assert hooks
+    for hook in hooks:
+        assert hasattr(keras.callbacks.Callback, hook), hook
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_private_keras_is_imported_in_one_file(path):
     private = {module for module in imports(path) if module.startswith("keras.src")}
     assert not private or path.stem == "keras_internals"
@@ -60,7 +116,7 @@ def test_the_executor_knows_no_optimizer_and_no_metric():
     assert "metric" not in code
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_no_assert_and_no_print(path):
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         assert not isinstance(node, ast.Assert), f"{path.name}:{node.lineno}"
@@ -80,6 +136,7 @@ def loaded_by(statement):
         "import keras_mgpu",
         "import keras_mgpu; keras_mgpu.PartitionPlan; keras_mgpu.replay; dir(keras_mgpu)",
         "import keras_mgpu.partition, keras_mgpu.schedule, keras_mgpu.timeline, keras_mgpu.cli",
+        "import keras_mgpu.checkpoints.manifest, keras_mgpu.checkpoints.retention",
     ],
 )
 def test_importing_is_cheap(statement):

@@ -309,7 +309,7 @@ def test_foreign_json(text):
 
 
 def test_json_with_a_foreign_op():
-    with pytest.raises(ValueError, match="An op is written as its stage(.|\n)*Received: text=3"):
+    with pytest.raises(ValueError, match=r"An op is written as its stage(.|\n)*Received: text=3"):
         Schedule.from_json('{"lanes": [[3]]}')
 
 

@@ -1,0 +1,131 @@
+"""The state of the other callbacks of a run: best values, patience, counters.
+
+Keras's callbacks keep their state in attributes beside their settings, and nothing says which is
+which. What has changed since training began is state; what has not need not be saved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, MutableMapping
+from typing import Any
+
+import keras
+import numpy as np
+
+# What stock callbacks keep in private attributes. Other private attributes are left alone: open
+# files, profilers that run, and the like.
+PRIVATE = {
+    "ModelCheckpoint": ("_batches_seen_since_last_saving", "_last_batch_seen"),
+    "SwapEMAWeights": ("_ema_weights_in_model",),
+    "TensorBoard": ("_global_train_batch", "_global_test_batch"),
+}
+# These show things, or are saved by other means.
+LEFT_OUT = ("History", "ProgbarLogger", "DistributedCheckpoint", "BackupAndRestore", "CSVLogger")
+
+Arrays = MutableMapping[str, np.ndarray]
+State = dict[str, Any]
+
+
+class NotPlain(Exception):
+    """A value that cannot be written down."""
+
+
+def states_of(callbacks: Iterable[keras.callbacks.Callback], arrays: Arrays) -> dict[str, State]:
+    """Plain attributes of each callback, by a name for the callback; arrays go to `arrays`."""
+    found: dict[str, State] = {}
+    for name, callback in _named(callbacks):
+        state: State = {}
+        for attribute, value in vars(callback).items():
+            if _may_be_state(callback, attribute):
+                collected: dict[str, np.ndarray] = {}
+                try:
+                    plain = encode(value, f"callbacks/{name}/{attribute}", collected)
+                except NotPlain:
+                    continue
+                state[attribute] = plain
+                arrays.update(collected)
+        found[name] = state
+    return found
+
+
+def changed(now: Mapping[str, State], before: Mapping[str, State]) -> dict[str, State]:
+    """What of `now` is not as it was before."""
+    return {
+        name: {
+            attribute: value
+            for attribute, value in state.items()
+            if attribute not in before.get(name, {}) or before[name][attribute] != value
+        }
+        for name, state in now.items()
+    }
+
+
+def restore(
+    callbacks: Iterable[keras.callbacks.Callback],
+    states: Mapping[str, State],
+    arrays: Mapping[str, Any],
+) -> None:
+    """Gives callbacks the state of those with the same names."""
+    for name, callback in _named(callbacks):
+        for attribute, value in states.get(name, {}).items():
+            setattr(callback, attribute, decode(value, arrays))
+
+
+def encode(value: Any, key: str, arrays: Arrays) -> Any:
+    """A value as JSON can hold it; arrays are left in `arrays`, each under a key.
+
+    Raises:
+        NotPlain: If the value is anything but numbers, texts, arrays, and lists and dicts of them.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": repr(value)}
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        arrays[key] = value
+        return {"array": key}
+    if isinstance(value, (list, tuple)):
+        items = [encode(each, f"{key}/{index}", arrays) for index, each in enumerate(value)]
+        return {type(value).__name__: items} if type(value) in (list, tuple) else _refuse(value)
+    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
+        return {
+            "dict": {name: encode(each, f"{key}/{name}", arrays) for name, each in value.items()}
+        }
+    return _refuse(value)
+
+
+def decode(plain: Any, arrays: Mapping[str, Any]) -> Any:
+    """What `encode` was given."""
+    if not isinstance(plain, dict):
+        return plain
+    ((kind, content),) = plain.items()
+    if kind == "float":
+        return float(content)
+    if kind == "array":
+        return np.asarray(arrays[content])
+    if kind == "dict":
+        return {name: decode(each, arrays) for name, each in content.items()}
+    items = [decode(each, arrays) for each in content]
+    return tuple(items) if kind == "tuple" else items
+
+
+def _refuse(value: Any) -> Any:
+    raise NotPlain(type(value).__name__)
+
+
+def _may_be_state(callback: Any, attribute: str) -> bool:
+    if attribute.startswith("_"):
+        return attribute in PRIVATE.get(type(callback).__name__, ())
+    return attribute not in ("params", "model")
+
+
+def _named(callbacks: Iterable[Any]) -> Iterable[tuple[str, Any]]:
+    counts: dict[str, int] = {}
+    for callback in callbacks:
+        kind = type(callback).__name__
+        if kind not in LEFT_OUT:
+            counts[kind] = counts.get(kind, 0) + 1
+            yield (kind if counts[kind] == 1 else f"{kind}#{counts[kind]}"), callback

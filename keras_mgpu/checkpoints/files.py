@@ -1,0 +1,96 @@
+"""Files wherever `tf.io.gfile` reaches, made durable where the system can do so.
+
+`tf.io.gfile` can write, rename and list almost anywhere, but it cannot wait until the disk has the
+bytes. For files of this machine the operating system can; other file systems have them when a
+file is closed.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import zlib
+from collections.abc import Callable
+
+import tensorflow as tf
+
+gfile = tf.io.gfile
+CHUNK = 4 << 20
+
+
+def join(*parts: str) -> str:
+    return posixpath.join(*parts)
+
+
+def write_text(path: str, text: str) -> None:
+    """Writes a small file, and returns when it is on disk."""
+    with gfile.GFile(path, "w") as file:
+        file.write(text)
+    sync(path)
+
+
+def read_text(path: str) -> str:
+    with gfile.GFile(path, "rb") as file:
+        return file.read().decode("utf-8")
+
+
+def sync(path: str) -> None:
+    """Returns when a file, or a folder's list of names, is on disk."""
+    local = local_path(path)
+    if local is None:
+        return
+    descriptor = os.open(local, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def checksum(path: str, progress: Callable[[int], None] = lambda num_bytes: None) -> int:
+    """The crc32 of a file. `progress` is told how many bytes were read each time."""
+    value = 0
+    local = local_path(path)
+    if local is None:
+        with gfile.GFile(path, "rb") as file:
+            while chunk := file.read(CHUNK):
+                value = zlib.crc32(chunk, value)
+                progress(len(chunk))
+        return value
+    buffer = memoryview(bytearray(CHUNK))
+    with open(local, "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            value = zlib.crc32(buffer[:count], value)
+            progress(count)
+    return value
+
+
+def size(path: str) -> int:
+    return int(gfile.stat(path).length)
+
+
+def names_in(folder: str) -> list[str]:
+    """Sorted names; a folder that is not there has none."""
+    if not gfile.isdir(folder):
+        return []
+    return sorted(name.rstrip("/") for name in gfile.listdir(folder))
+
+
+def remove(path: str) -> None:
+    """Removes a file that may be gone already."""
+    if gfile.exists(path):
+        gfile.remove(path)
+
+
+def remove_empty(folder: str) -> bool:
+    """Removes a folder if nothing is in it; returns whether it did."""
+    if names_in(folder):
+        return False
+    gfile.rmtree(folder)
+    return True
+
+
+def local_path(path: str) -> str | None:
+    """The path as the operating system knows it, or `None` if it is not of this machine."""
+    if path.startswith("file://"):
+        return path.removeprefix("file://")
+    return None if "://" in path else path

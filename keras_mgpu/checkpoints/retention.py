@@ -1,0 +1,78 @@
+"""What to keep: which of the checkpoints on disk may go. Plain data in, plain data out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+HIGHER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "r2", "cosine")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint as far as retention cares.
+
+    Args:
+        name: Its folder. Names sort in the order of saving.
+        step: Training steps taken when it was saved.
+        value: The monitored value, or `None` if there was none.
+    """
+
+    name: str
+    step: int
+    value: float | None = None
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Which checkpoints stay: those that any of its rules wants.
+
+    Args:
+        last: The newest ones, at least 1.
+        best: Those with the best values.
+        mode: `"min"` or `"max"`: which values are better.
+        every: One for each so many steps, for ever: the first that was saved in them.
+    """
+
+    last: int = 3
+    best: int = 0
+    mode: str = "min"
+    every: int | None = None
+
+    def kept(self, saved: Sequence[Saved]) -> set[str]:
+        """The names that stay."""
+        in_order = sorted(saved, key=lambda each: each.name)
+        return {
+            each.name
+            for each in [*in_order[-self.last :], *self._best(in_order), *self._every(in_order)]
+        }
+
+    def _best(self, in_order: Sequence[Saved]) -> list[Saved]:
+        sign = -1 if self.mode == "max" else 1
+        rated = [
+            (sign * each.value, each)
+            for each in in_order
+            if each.value is not None and not math.isnan(each.value)
+        ]
+        rated.sort(key=lambda pair: pair[0])  # Of equal ones, the earlier saved.
+        return [each for _, each in rated[: self.best]]
+
+    def _every(self, in_order: Sequence[Saved]) -> list[Saved]:
+        if self.every is None:
+            return []
+        firsts: dict[int, Saved] = {}
+        for each in in_order:
+            firsts.setdefault(each.step // self.every, each)
+        firsts.pop(0, None)  # Before the first `every` steps there is nothing to keep for ever.
+        return list(firsts.values())
+
+
+def resolve_mode(mode: str, monitor: str | None) -> str:
+    """`"auto"` to `"max"` for what is known to be better the higher it is, else to `"min"`."""
+    if mode not in ("auto", "min", "max"):
+        raise ValueError(f'`mode` must be "auto", "min" or "max". Received: mode={mode!r}')
+    if mode != "auto":
+        return mode
+    name = (monitor or "").lower()
+    return "max" if any(word in name for word in HIGHER_IS_BETTER) else "min"

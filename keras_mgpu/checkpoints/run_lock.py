@@ -1,0 +1,56 @@
+"""One run a directory: a second one that is given the same directory by mistake is told so."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+
+from keras_mgpu.checkpoints import files
+
+FILE_NAME = "run.lock"
+
+
+class RunLock:
+    """A lock that the operating system drops when the process ends, however it ends.
+
+    It belongs to the process: training again in the same one finds it open. File systems of other
+    machines that are not mounted have no such locks; there it does nothing.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._file: int | None = None
+
+    def acquire(self) -> None:
+        """Takes the lock.
+
+        Raises:
+            RuntimeError: If another process holds it.
+        """
+        local = files.local_path(self._directory)
+        if local is None or self._file is not None:
+            return
+        descriptor = os.open(os.path.join(local, FILE_NAME), os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.read(descriptor, 1000).decode(errors="replace")
+            os.close(descriptor)
+            raise RuntimeError(
+                f"Another run saves its checkpoints in {self._directory} ({holder.strip()}). "
+                "Two runs would delete each other's: give each run a directory of its own."
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, json.dumps(_whoami()).encode())
+        self._file = descriptor
+
+    def release(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def _whoami() -> dict[str, str | int]:
+    return {"host": socket.gethostname(), "process": os.getpid()}

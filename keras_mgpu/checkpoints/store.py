@@ -1,0 +1,178 @@
+"""A directory of checkpoints: what is there, how one comes to be there, and how one goes.
+
+```
+checkpoints/
+  000007-step-700/         a checkpoint: it exists because its folder has this name
+    manifest.json          names every other file, with its checksum
+    variables.index        the tensors, as TensorFlow's bundle
+    variables.data-00000-of-00001
+    state.json             position in the data, history, state of the callbacks
+    model.json             the model as Keras writes it down, to export a .keras file
+  .000008-step-800.partial/   one that is being written
+  damaged-000006-step-600/    one that was found damaged, and set aside
+  run.lock                 held by the process that trains
+```
+
+The number in front counts saves. Nothing is ordered by time, which can be set back, nor by step,
+which can be reached twice.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from keras_mgpu.checkpoints import files, manifest
+from keras_mgpu.checkpoints.manifest import DamagedError, Manifest
+
+BUNDLE = "variables"
+STATE = "state.json"
+MODEL = "model.json"
+CONDEMNED = "manifest.deleted.json"
+ATTEMPT = "attempt.json"
+_NAME = re.compile(r"(\d{6,})-step-(\d+)")
+_OUR_FILES = re.compile(
+    rf"({BUNDLE}|part-\d+-\d+)\.(index|data-\d{{5}}-of-\d{{5}})(\.tempstate\d+)?"
+    rf"|part-\d+\.json(\.tempstate0)?|{STATE}|{MODEL}|{ATTEMPT}|{manifest.FILE_NAME}|{CONDEMNED}"
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A checkpoint in a store."""
+
+    name: str
+    path: str
+    step: int
+
+
+class Store:
+    """The checkpoints of one directory."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+
+    def entries(self) -> list[Entry]:
+        """All checkpoints, in the order of saving. None of them has been looked into."""
+        found = []
+        for name in files.names_in(self.directory):
+            match = _NAME.fullmatch(name)
+            if match:
+                path = files.join(self.directory, name)
+                if not files.gfile.exists(files.join(path, CONDEMNED)):
+                    found.append(Entry(name, path, int(match[2])))
+        return sorted(found, key=lambda entry: int(entry.name.split("-")[0]))
+
+    def find(self, step: int) -> Entry:
+        """The newest checkpoint of a step."""
+        entries = self.entries()
+        for entry in reversed(entries):
+            if entry.step == step:
+                return entry
+        there = ", ".join(str(entry.step) for entry in entries) or "none"
+        raise ValueError(
+            f"No checkpoint of this step in {self.directory}. There are: {there}. "
+            f"Received: step={step}"
+        )
+
+    def staging(self, step: int) -> str:
+        """The path of the folder in which the next checkpoint is to be written."""
+        numbers = [
+            int(match[1])
+            for match in map(_NAME.search, files.names_in(self.directory))
+            if match is not None
+        ]
+        return files.join(self.directory, f".{max(numbers, default=0) + 1:06d}-step-{step}.partial")
+
+    def stagings(self, step: int | None = None) -> list[str]:
+        """Folders that are being written, or were when something ended; the newest last."""
+        ending = ".partial" if step is None else f"-step-{step}.partial"
+        return [
+            files.join(self.directory, name)
+            for name in files.names_in(self.directory)
+            if name.startswith(".") and name.endswith(ending)
+        ]
+
+    def commit(self, staging: str, written: Manifest) -> str:
+        """Gives a folder its final name, once all of it is on disk; returns the path."""
+        files.write_text(files.join(staging, manifest.FILE_NAME), written.to_json())
+        files.sync(staging)
+        path = files.join(self.directory, final_name(staging))
+        files.gfile.rename(staging, path)
+        files.sync(self.directory)
+        return path
+
+    def delete(self, entry: Entry) -> None:
+        """Deletes the files that a checkpoint's manifest names, and the folder if nothing is left.
+
+        The manifest gets another name first: whoever finds that name goes on with deleting.
+        """
+        marked = files.join(entry.path, CONDEMNED)
+        files.gfile.rename(files.join(entry.path, manifest.FILE_NAME), marked)
+        self._finish_delete(entry.path)
+
+    def set_aside(self, entry: Entry) -> str | None:
+        """Renames a damaged checkpoint; returns its new path, or `None` if that cannot be done."""
+        path = files.join(self.directory, f"damaged-{entry.name}")
+        try:
+            files.gfile.rename(entry.path, path)
+        except tf.errors.OpError:
+            return None
+        return path
+
+    def clean(self) -> None:
+        """Removes what a run that ended in the middle of saving or deleting has left."""
+        for path in self.stagings():
+            discard(path)
+        for name in files.names_in(self.directory):
+            path = files.join(self.directory, name)
+            if _NAME.fullmatch(name) and files.gfile.exists(files.join(path, CONDEMNED)):
+                self._finish_delete(path)
+
+    def _finish_delete(self, path: str) -> None:
+        marked = files.join(path, CONDEMNED)
+        try:
+            names = [file.name for file in Manifest.from_json(files.read_text(marked)).files]
+        except DamagedError:
+            names = [name for name in files.names_in(path) if _OUR_FILES.fullmatch(name)]
+        for name in [*names, CONDEMNED]:
+            files.remove(files.join(path, name))
+        files.remove_empty(path)
+
+
+def read_manifest(path: str) -> Manifest:
+    """The manifest of the checkpoint at `path`.
+
+    Raises:
+        DamagedError: If it is missing or damaged.
+        ValueError: If it must not be followed.
+    """
+    try:
+        text = files.read_text(files.join(path, manifest.FILE_NAME))
+    except (tf.errors.OpError, UnicodeDecodeError) as error:
+        raise DamagedError(f"{manifest.FILE_NAME} cannot be read ({error})") from error
+    return Manifest.from_json(text)
+
+
+def final_name(staging: str) -> str:
+    """The name that a staging folder gets when it is complete."""
+    return staging.rsplit("/", 1)[-1].removeprefix(".").removesuffix(".partial")
+
+
+def discard(staging: str) -> None:
+    """Removes our files of a folder that never became a checkpoint."""
+    for name in files.names_in(staging):
+        if _OUR_FILES.fullmatch(name):
+            files.remove(files.join(staging, name))
+    if files.gfile.isdir(staging):
+        files.remove_empty(staging)
+
+
+def parse_path(path: str) -> Entry | None:
+    """The checkpoint whose folder `path` is, or `None` if its name is not one's."""
+    path = path.rstrip("/")
+    name = path.rsplit("/", 1)[-1]
+    match = _NAME.fullmatch(name)
+    return None if match is None else Entry(name, path, int(match[2]))

@@ -1,0 +1,203 @@
+"""A moment of training as a snapshot, and a loaded checkpoint as a moment of training."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_mgpu.checkpoints import variables as named
+from keras_mgpu.checkpoints.loading import Loaded
+from keras_mgpu.checkpoints.manifest import Manifest
+from keras_mgpu.checkpoints.resumable import Position
+from keras_mgpu.checkpoints.saver import Snapshot
+from keras_mgpu.checkpoints.variables import unsplit
+from keras_mgpu.checkpoints.workers import Workers
+from keras_mgpu.version import __version__
+
+logger = logging.getLogger("keras_mgpu")
+
+
+class TrainingState:
+    """The variables of a model and its optimizer, and how they get into a checkpoint and back.
+
+    Args:
+        model: The model that is trained, built.
+        optimizer: Its optimizer. Defaults to the one it was compiled with.
+        workers: Who saves together.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, workers: Workers | None = None) -> None:
+        if not unsplit(model).built:
+            raise ValueError(
+                "The model has no variables yet. Build it first, such as by "
+                f"`model.build(input_shape)`. Received: model={model}"
+            )
+        self._model = model
+        self._optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
+        self._workers = workers or Workers()
+        self._model_text: str | None = None
+        self._build_optimizer()
+
+    def _build_optimizer(self) -> None:
+        if self._optimizer is None or self._optimizer.built:
+            return
+        if unsplit(self._model) is not self._model:
+            # All slots together may not fit one device. The first step moves them to theirs.
+            with tf.device("/CPU:0"):
+                self._optimizer.build(self._model.trainable_variables)
+            return
+        with self._model.distribute_strategy.scope():
+            self._optimizer.build(self._model.trainable_variables)
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        return named.variables_of(self._model, self._optimizer)
+
+    @property
+    def step(self) -> int:
+        """Steps that the optimizer has taken."""
+        return steps_of(self._optimizer)
+
+    def snapshot(
+        self,
+        step: int,
+        epoch: int,
+        batch: int,
+        values: Mapping[str, float],
+        state: Mapping[str, Any],
+        place: Position | None = None,
+        arrays: Mapping[str, Any] | None = None,
+    ) -> Snapshot:
+        """Copies everything to host memory.
+
+        Args:
+            step: Training steps taken.
+            epoch: Epoch that runs, or is to begin.
+            batch: Batches of it that were trained.
+            values: Logs that came with it.
+            state: What is no tensor.
+            place: Where this worker is in its data.
+            arrays: More to save, by key.
+        """
+        variables = self.variables
+        sizes = [(key, _num_bytes(variable)) for key, variable in variables.items()]
+        mine = set(self._workers.share(sizes))
+        share = {key: variable for key, variable in variables.items() if key in mine}
+        parts: dict[str, dict[str, tf.Tensor]] = {}
+        for key, tensor in named.to_host(share).items():
+            parts.setdefault(named.device_of(variables[key]), {})[key] = tensor
+        metrics = named.sums_to_host(named.metric_variables_of(self._model))
+        others = parts.setdefault(next(iter(parts), ""), {})
+        others.update({_of_worker(key, self._workers): each for key, each in metrics.items()})
+        if self._workers.is_first:
+            with tf.device("/CPU:0"):
+                others.update({key: tf.constant(each) for key, each in (arrays or {}).items()})
+        split = self._model if unsplit(self._model) is not self._model else None
+        manifest = Manifest(
+            step,
+            epoch,
+            batch,
+            dict(values),
+            datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            self._topology(),
+            split and json.loads(split.plan.to_json()),
+            split and json.loads(split.schedule.to_json()),
+        )
+        own = {"place": None if place is None else asdict(place)}
+        return Snapshot(manifest, parts, state, own, self._model_as_text())
+
+    def check(self, manifest: Manifest, strict: bool = True) -> None:
+        """Compares a checkpoint with the model before anything is read.
+
+        Raises:
+            ValueError: If `strict` and they differ; lists every difference.
+        """
+        differs = named.difference(manifest.tensors, self.variables)
+        if not differs:
+            return
+        if strict:
+            raise ValueError(
+                "The checkpoint is not one of this model and optimizer. Nothing was changed.\n"
+                f"{differs}\n"
+                "To take what fits, use `keras_mgpu.restore_checkpoint(..., strict=False)`."
+            )
+        logger.warning("Only what fits is taken from the checkpoint:\n%s", differs)
+
+    def restore(self, loaded: Loaded) -> None:
+        """Gives the model and its optimizer the values of the checkpoint."""
+        named.assign(self.variables, loaded.tensors)
+
+    def restore_metrics(self, loaded: Loaded) -> None:
+        """Lets the metrics go on counting where they were.
+
+        As many workers as before each get their own counts back; otherwise the first gets all.
+        """
+        num_before = len(loaded.state["workers"])
+        metrics = named.metric_variables_of(self._model)
+        if num_before == self._workers.count:
+            mine = [self._workers.index]
+        else:
+            mine = list(range(num_before)) if self._workers.is_first else []
+        sums: dict[str, tf.Tensor] = {}
+        for key, variable in metrics.items():
+            counts = [loaded.tensors.get(f"workers/{index}/{key}") for index in mine]
+            there = [count for count in counts if count is not None]
+            zero = tf.zeros(variable.shape, variable.dtype)
+            sums[key] = tf.add_n(there) if there else zero
+        if any(key.startswith("workers/") for key in loaded.tensors):
+            named.assign_sums(metrics, sums)
+
+    def place(self, loaded: Loaded) -> Position | None:
+        """Where this worker was in its data."""
+        workers = loaded.state["workers"]
+        is_same = len(workers) == self._workers.count
+        fields = workers[self._workers.index if is_same else 0]["place"]
+        return None if fields is None else Position(**fields)
+
+    def _model_as_text(self) -> str | None:
+        """The model as Keras writes it down, once; `None` if it cannot be written down."""
+        if self._model_text is None:
+            try:
+                config = keras.saving.serialize_keras_object(unsplit(self._model))
+                self._model_text = json.dumps(config)
+            except Exception as error:  # Whatever `get_config` of a user's layer raises.
+                logger.info("The model cannot be written down for `export`: %s", error)
+                self._model_text = ""
+        return self._model_text or None
+
+    def _topology(self) -> dict[str, Any]:
+        strategy = self._model.distribute_strategy
+        is_none = type(strategy).__name__.startswith("_Default")
+        devices = sorted({named.device_of(variable) for variable in self.variables.values()})
+        return {
+            "strategy": "no strategy" if is_none else type(strategy).__name__,
+            "num_replicas": strategy.num_replicas_in_sync,
+            "workers": list(self._workers.names),
+            "devices": devices,
+            "keras_mgpu": __version__,
+            "keras": keras.__version__,
+            "tensorflow": tf.__version__,
+        }
+
+
+def steps_of(optimizer: Any) -> int:
+    """Steps that an optimizer has taken; 0 without one."""
+    return 0 if optimizer is None else int(optimizer.iterations.numpy())
+
+
+def _of_worker(key: str, workers: Workers) -> str:
+    return f"workers/{workers.index}/{key}"
+
+
+def _num_bytes(variable: Any) -> int:
+    count = tf.as_dtype(variable.dtype).size
+    for size in variable.shape:
+        count *= size
+    return int(count)

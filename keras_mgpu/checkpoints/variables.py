@@ -1,0 +1,218 @@
+"""A training run's variables by name, their way to host memory, and back.
+
+A key is the path to a variable: the names of the layers that lead to it, and its own. Neither a
+device nor a place in a list is in it, so that a checkpoint fits the same model on any devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_mgpu.checkpoints.manifest import TensorEntry
+from keras_mgpu.keras_internals import (
+    global_seed_state,
+    optimizer_variables,
+    slots_of,
+    variables_by_layer,
+)
+
+METRICS = "metrics/"
+Variables = Mapping[str, Any]
+
+
+def unsplit(model: Any) -> Any:
+    """The user's own model, if `model` is a `PipelineSplit` around it.
+
+    It is known by what it carries: to ask for its class would load everything that trains it.
+    """
+    return model.model if hasattr(model, "plan") and hasattr(model, "schedule") else model
+
+
+def variables_of(model: Any, optimizer: Any = None) -> dict[str, Any]:
+    """Weights, other state of layers, seeds and the optimizer's variables, by key."""
+    named = _Named()
+    for path, variable in variables_by_layer(unsplit(model)):
+        named.add(f"model/{path}", variable)
+    for variable in unsplit(model).variables:
+        named.add(f"model/{variable.path}", variable)  # Those that belong to no layer, if any.
+    if optimizer is not None:
+        for variable, slot in slots_of(optimizer):
+            kind = slot.name.removeprefix(variable.path.replace("/", "_") + "_")
+            named.add(f"optimizer/{kind}/{named.key_of(variable)}", slot)
+        for variable in optimizer_variables(optimizer):
+            named.add(f"optimizer/{variable.name}", variable)
+    seed = global_seed_state()
+    if seed is not None:
+        named.add("seeds/global", seed)
+    return named.found
+
+
+def metric_variables_of(model: Any) -> dict[str, Any]:
+    """The variables of the compiled metrics, by key."""
+    named = _Named()
+    for metric in getattr(model, "metrics", []):
+        for variable in metric.variables:
+            named.add(f"{METRICS}{metric.name}/{variable.name}", variable)
+    return named.found
+
+
+class _Named:
+    """Variables by key, each once. Equal keys are numbered."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+        self._keys: dict[int, str] = {}
+
+    def add(self, key: str, variable: Any) -> None:
+        if id(variable) in self._keys:
+            return
+        unique, number = key, 1
+        while unique in self.found:
+            number += 1
+            unique = f"{key}#{number}"
+        self.found[unique] = variable
+        self._keys[id(variable)] = unique
+
+    def key_of(self, variable: Any) -> str:
+        """The key of a variable of the model, without what all of them begin with."""
+        return self._keys.get(id(variable), variable.path).removeprefix("model/")
+
+
+def to_host(variables: Variables) -> dict[str, tf.Tensor]:
+    """The values in host memory, as they are now; devices are copied from side by side.
+
+    A variable in host memory is not copied: TensorFlow shares its buffer, and gives the variable
+    another one when it is next assigned.
+    """
+    by_device: dict[str, list[str]] = {}
+    for key, variable in variables.items():
+        by_device.setdefault(device_of(variable), []).append(key)
+
+    def copy(keys: Sequence[str]) -> dict[str, tf.Tensor]:
+        with tf.device("/CPU:0"):
+            return {key: tf.identity(_value(variables[key])) for key in keys}
+
+    if len(by_device) < 2:
+        copies = [copy(keys) for keys in by_device.values()]
+    else:
+        with ThreadPoolExecutor(len(by_device)) as pool:
+            copies = list(pool.map(copy, by_device.values()))
+    return {key: tensor for each in copies for key, tensor in each.items()}
+
+
+def device_of(variable: Any) -> str:
+    """The device a variable lies on; of copies on several devices, that of the first."""
+    return str(getattr(_value(variable), "device", "") or "")
+
+
+def sums_to_host(variables: Variables) -> dict[str, tf.Tensor]:
+    """Of metrics that each replica counts for itself: what this process's replicas have counted.
+
+    To read such a variable as a whole would make all workers talk to one another.
+    """
+    with tf.device("/CPU:0"):
+        return {key: tf.add_n(_replicas(each)) for key, each in variables.items()}
+
+
+def entries_of(tensors: Mapping[str, tf.Tensor]) -> Iterator[TensorEntry]:
+    for key, tensor in tensors.items():
+        yield TensorEntry(key, tuple(tensor.shape.as_list()), tensor.dtype.name)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How a checkpoint and a model disagree.
+
+    Args:
+        missing: Keys that the model needs and the checkpoint does not have.
+        unexpected: Keys that the checkpoint has and the model does not need.
+        different: Keys of both, with what each of them has.
+    """
+
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    different: tuple[tuple[str, str], ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.unexpected or self.different)
+
+    def __str__(self) -> str:
+        different = [f"{key}: {what}" for key, what in self.different]
+        kinds = {
+            "missing in the checkpoint": self.missing,
+            "unexpected in the checkpoint": self.unexpected,
+            "different": different,
+        }
+        return "\n".join(
+            line
+            for kind, keys in kinds.items()
+            if keys
+            for line in [f"{kind} ({len(keys)}):", *(f"  {key}" for key in keys)]
+        )
+
+
+def difference(saved: Iterable[TensorEntry], variables: Variables) -> Difference:
+    """Compares what a checkpoint has with what a model and its optimizer need."""
+    there = {entry.key: entry for entry in saved if _is_variable(entry.key)}
+    wanted = {
+        key: TensorEntry(key, tuple(variable.shape), _dtype(variable))
+        for key, variable in variables.items()
+    }
+    return Difference(
+        tuple(key for key in wanted if key not in there),
+        tuple(key for key in there if key not in wanted),
+        tuple(
+            (key, f"{_say(there[key])} in the checkpoint, {_say(entry)} in the model")
+            for key, entry in wanted.items()
+            if key in there and there[key] != entry
+        ),
+    )
+
+
+def assign(variables: Variables, tensors: Mapping[str, tf.Tensor]) -> None:
+    """Gives each variable the value of the same key, if there is one of its shape and type."""
+    for key, variable in variables.items():
+        tensor = tensors.get(key)
+        if tensor is not None and _fits(tensor, variable):
+            _value(variable).assign(tensor)
+
+
+def assign_sums(variables: Variables, tensors: Mapping[str, tf.Tensor]) -> None:
+    """Lets this process's replicas have counted what `tensors` say: the first of them all of it."""
+    for key, variable in variables.items():
+        if key in tensors and _fits(tensors[key], variable):
+            first, *others = _replicas(variable)
+            first.assign(tensors[key])
+            for other in others:
+                other.assign(tf.zeros_like(other))
+
+
+def _value(variable: Any) -> Any:
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _replicas(variable: Any) -> tuple[Any, ...]:
+    """The variables of this process that a variable is made of; itself, if it is one."""
+    return tuple(getattr(_value(variable), "values", None) or (_value(variable),))
+
+
+def _dtype(variable: Any) -> str:
+    return tf.as_dtype(variable.dtype).name
+
+
+def _fits(tensor: tf.Tensor, variable: Any) -> bool:
+    return tuple(tensor.shape) == tuple(variable.shape) and tensor.dtype.name == _dtype(variable)
+
+
+def _is_variable(key: str) -> bool:
+    return key.startswith(("model/", "optimizer/"))
+
+
+def _say(entry: TensorEntry) -> str:
+    return f"{entry.dtype}{list(entry.shape)}"

@@ -1,0 +1,41 @@
+"""What the commands share: text for a terminal, plain when it is piped, and JSON for programs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+class ExitWith(Exception):
+    """Ends a command with a text and an exit code that is not 0."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code, self.text = code, text
+
+
+def add_json(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="print JSON, for other programs")
+
+
+def to_json(value: object) -> str:
+    return json.dumps(value, indent=2) + "\n"
+
+
+def render(*parts: RenderableType) -> str:
+    from rich.console import Console
+
+    # A pipe has no width: whatever reads it gets whole lines. Names may hold brackets, which are
+    # no markup.
+    width = None if sys.stdout.isatty() else 100_000
+    console = Console(width=width, highlight=False, markup=False)
+    with console.capture() as captured:
+        for part in parts:
+            console.print(part, soft_wrap=True)
+    # Tables come padded to a rectangle; nobody wants the blanks in a file.
+    return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
