@@ -249,7 +249,10 @@ class DistributedCheckpoint(keras.callbacks.Callback):
         callback_state.restore(self._others, loaded.state["callbacks"], loaded.tensors)
         history = self._history()
         if history is not None:
-            history.history = callback_state.decode(loaded.state["history"], {})
+            history.history = {
+                name: callback_state.decode(values, loaded.tensors)
+                for name, values in loaded.state["history"].items()
+            }
             history.epoch = list(loaded.state["epochs"])
         if not self.initial_batch:
             self._loaded = None
@@ -281,7 +284,9 @@ class DistributedCheckpoint(keras.callbacks.Callback):
         history = self._history()
         state = {
             "callbacks": callback_state.changed(states, self._before),
-            "history": callback_state.encode({} if history is None else history.history, "", {}),
+            "history": callback_state.encode_what_can_be(
+                {} if history is None else history.history, "history", arrays
+            ),
             "epochs": [] if history is None else list(history.epoch),
         }
         at_epoch_end = self._batch == 0

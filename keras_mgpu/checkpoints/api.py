@@ -79,7 +79,7 @@ def save_checkpoint(
         epoch,
         batch,
         values or {},
-        {"callbacks": {}, "history": {"dict": {}}, "epochs": []},
+        {"callbacks": {}, "history": {}, "epochs": []},
         place,
     )
     retention = None if keep_last is None else Retention(last=keep_last)

@@ -7,6 +7,7 @@ which. What has changed since training began is state; what has not need not be 
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
@@ -33,19 +34,26 @@ class NotPlain(Exception):
 
 def states_of(callbacks: Iterable[keras.callbacks.Callback], arrays: Arrays) -> dict[str, State]:
     """Plain attributes of each callback, by a name for the callback; arrays go to `arrays`."""
-    found: dict[str, State] = {}
-    for name, callback in _named(callbacks):
-        state: State = {}
-        for attribute, value in vars(callback).items():
-            if _may_be_state(callback, attribute):
-                collected: dict[str, np.ndarray] = {}
-                try:
-                    plain = encode(value, f"callbacks/{name}/{attribute}", collected)
-                except NotPlain:
-                    continue
-                state[attribute] = plain
-                arrays.update(collected)
-        found[name] = state
+    return {
+        name: encode_what_can_be(
+            {key: value for key, value in vars(callback).items() if _may_be_state(callback, key)},
+            f"callbacks/{name}",
+            arrays,
+        )
+        for name, callback in _named(callbacks)
+    }
+
+
+def encode_what_can_be(values: Mapping[str, Any], key: str, arrays: Arrays) -> State:
+    """Each of the values as JSON can hold it; others are left out."""
+    found: State = {}
+    for name, value in values.items():
+        collected: dict[str, np.ndarray] = {}
+        try:
+            found[name] = encode(value, f"{key}/{name}", collected)
+        except NotPlain:
+            continue
+        arrays.update(collected)
     return found
 
 
@@ -75,6 +83,8 @@ def restore(
 def encode(value: Any, key: str, arrays: Arrays) -> Any:
     """A value as JSON can hold it; arrays are left in `arrays`, each under a key.
 
+    An array's checksum stands in its place, so that two values can be compared without it.
+
     Raises:
         NotPlain: If the value is anything but numbers, texts, arrays, and lists and dicts of them.
     """
@@ -86,7 +96,7 @@ def encode(value: Any, key: str, arrays: Arrays) -> Any:
         return value if math.isfinite(value) else {"float": repr(value)}
     if isinstance(value, np.ndarray) and value.dtype != object:
         arrays[key] = value
-        return {"array": key}
+        return {"array": [key, zlib.crc32(np.ascontiguousarray(value).tobytes())]}
     if isinstance(value, (list, tuple)):
         items = [encode(each, f"{key}/{index}", arrays) for index, each in enumerate(value)]
         return {type(value).__name__: items} if type(value) in (list, tuple) else _refuse(value)
@@ -105,7 +115,7 @@ def decode(plain: Any, arrays: Mapping[str, Any]) -> Any:
     if kind == "float":
         return float(content)
     if kind == "array":
-        return np.asarray(arrays[content])
+        return np.array(arrays[content[0]])
     if kind == "dict":
         return {name: decode(each, arrays) for name, each in content.items()}
     items = [decode(each, arrays) for each in content]
