@@ -59,10 +59,11 @@ class Store:
         found = []
         for name in files.names_in(self.directory):
             match = _NAME.fullmatch(name)
-            if match:
-                path = files.join(self.directory, name)
-                if not files.gfile.exists(files.join(path, CONDEMNED)):
-                    found.append(Entry(name, path, int(match[2])))
+            path = files.join(self.directory, name)
+            # Where none of our files is, somebody's own file was left by a deleted checkpoint.
+            ours = [each for each in files.names_in(path) if _is_ours(each)] if match else []
+            if match and ours and CONDEMNED not in ours:
+                found.append(Entry(name, path, int(match[2])))
         return sorted(found, key=lambda entry: int(entry.name.split("-")[0]))
 
     def find(self, step: int) -> Entry:
@@ -136,10 +137,14 @@ class Store:
         try:
             names = [file.name for file in Manifest.from_json(files.read_text(marked)).files]
         except DamagedError:
-            names = [name for name in files.names_in(path) if _OUR_FILES.fullmatch(name)]
+            names = [name for name in files.names_in(path) if _is_ours(name)]
         for name in [*names, CONDEMNED]:
             files.remove(files.join(path, name))
         files.remove_empty(path)
+
+
+def _is_ours(name: str) -> bool:
+    return _OUR_FILES.fullmatch(name) is not None
 
 
 def read_manifest(path: str) -> Manifest:
@@ -164,7 +169,7 @@ def final_name(staging: str) -> str:
 def discard(staging: str) -> None:
     """Removes our files of a folder that never became a checkpoint."""
     for name in files.names_in(staging):
-        if _OUR_FILES.fullmatch(name):
+        if _is_ours(name):
             files.remove(files.join(staging, name))
     if files.gfile.isdir(staging):
         files.remove_empty(staging)

@@ -1,0 +1,122 @@
+"""One of several processes that train together: `python worker.py INDEX TASK DIRECTORY ...`.
+
+Run by the tests; it is not a test itself. The processes find each other through TF_CONFIG.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_mgpu as km
+from keras_mgpu.checkpoints.saver import CheckpointError
+
+
+def make_model():
+    """Without dropout: Keras cannot train it under CentralStorageStrategy."""
+    inputs = keras.Input((8,))
+    x = keras.layers.Dense(6, activation="relu", name="first")(inputs)
+    x = keras.layers.LayerNormalization(name="norm")(x)
+    x = keras.layers.Dense(5, name="second")(x)
+    x = keras.layers.Dense(4, name="third")(x)
+    outputs = keras.layers.Dense(3, name="last")(x)
+    model = keras.Model(inputs, outputs)
+    model.compile("adam", "mse", metrics=["mae"])
+    return model
+
+
+def values_of(model):
+    """Weights and slots by a name that does not depend on who trains."""
+    from keras_mgpu.checkpoints.variables import variables_of
+
+    return {key: each.numpy() for key, each in variables_of(model, model.optimizer).items()}
+
+
+def make_step(strategy, model):
+    def on_replica(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+        weights = model.trainable_variables
+        model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return loss
+
+    @tf.function
+    def step(x, y):
+        return strategy.reduce("MEAN", strategy.run(on_replica, (x, y)), axis=None)
+
+    return step
+
+
+def batch(number):
+    rng = np.random.default_rng(number)
+    x = rng.standard_normal((4, 8)).astype("float32")
+    return x, rng.standard_normal((4, 3)).astype("float32")
+
+
+def topologies(strategy, directory):
+    """Writes a checkpoint, then reads those of all others; tells the first worker's values."""
+    with strategy.scope():
+        model = make_model()
+        model.optimizer.build(model.trainable_variables)
+    step = make_step(strategy, model)
+    for number in range(3):
+        step(*batch(number))
+    km.save_checkpoint(directory / "2 workers", model, worker_timeout=60)
+    np.savez(directory / "2 workers.npz", **values_of(model))
+    for name in json.loads((directory / "others.json").read_text()):
+        if km.restore_checkpoint(directory / name, model) is None:
+            raise SystemExit(f"nothing was restored from {name}")
+        np.savez(
+            directory / f"{name} read by {strategy.cluster_resolver.task_id}.npz",
+            **values_of(model),
+        )
+
+
+def loop(strategy, directory, timeout="60", num_steps="1000000", save_freq="2"):
+    """A custom loop that is driven through callbacks and says how far it is."""
+    with strategy.scope():
+        model = make_model()
+        model.optimizer.build(model.trainable_variables)
+    x, y = (np.concatenate(parts) for parts in zip(*(batch(number) for number in range(8))))
+    data = km.resumable(x, y, batch_size=4, seed=strategy.cluster_resolver.task_id)
+    checkpoint = km.DistributedCheckpoint(
+        directory / "loop", save_freq=int(save_freq), data=data, worker_timeout=float(timeout)
+    )
+    callbacks = keras.callbacks.CallbackList([checkpoint], model=model, add_history=True)
+    step = make_step(strategy, model)
+    callbacks.on_train_begin()
+    log = directory / f"loop {strategy.cluster_resolver.task_id}.txt"
+    try:
+        for epoch in range(checkpoint.initial_epoch, int(num_steps) // 8):
+            callbacks.on_epoch_begin(epoch)
+            for number, (one, other) in enumerate(data):
+                callbacks.on_train_batch_begin(number)
+                loss = step(one, other)
+                callbacks.on_train_batch_end(number, {"loss": float(loss)})
+                with log.open("a") as file:
+                    file.write(f"{int(model.optimizer.iterations.numpy())}\n")
+                time.sleep(0.02)
+            callbacks.on_epoch_end(epoch, {"loss": float(loss)})
+        callbacks.on_train_end()
+    except CheckpointError as error:
+        (directory / f"error {strategy.cluster_resolver.task_id}.txt").write_text(str(error))
+        os.kill(os.getpid(), signal.SIGKILL)  # Without its neighbour it could not end in peace.
+    np.savez(directory / f"loop {strategy.cluster_resolver.task_id}.npz", **values_of(model))
+
+
+def main(task, directory, *options):
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    {"topologies": topologies, "loop": loop}[task](strategy, Path(directory), *options)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
