@@ -4,11 +4,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test torture check format bench clean
 
 help:
 	@echo "make demo    split a small model, train it, and check it against the unsplit one"
 	@echo "make test    run all tests"
+	@echo "make torture kill runs at 200 random moments, flip more bits"
 	@echo "make check   formatter, linter, types"
 	@echo "make bench   run the benchmarks"
 
@@ -23,6 +24,10 @@ demo: $(VENV)/installed
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q
+
+KILLS ?= 200
+torture: $(VENV)/installed
+	KERAS_MGPU_TORTURE=$(KILLS) $(BIN)/python -m pytest -q -s tests/test_faults.py
 
 check: $(VENV)/installed
 	$(BIN)/ruff format --check .

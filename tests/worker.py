@@ -81,41 +81,56 @@ def topologies(strategy, directory):
         )
 
 
-def loop(strategy, directory, timeout="60", num_steps="1000000", save_freq="2"):
+def loop(strategy, directory, num_epochs, save_freq="2"):
     """A custom loop that is driven through callbacks and says how far it is."""
+    keras.utils.set_random_seed(0)
     with strategy.scope():
         model = make_model()
         model.optimizer.build(model.trainable_variables)
     x, y = (np.concatenate(parts) for parts in zip(*(batch(number) for number in range(8))))
     data = km.resumable(x, y, batch_size=4, seed=strategy.cluster_resolver.task_id)
     checkpoint = km.DistributedCheckpoint(
-        directory / "loop", save_freq=int(save_freq), data=data, worker_timeout=float(timeout)
+        directory / "loop", save_freq=int(save_freq), data=data, worker_timeout=60
     )
     callbacks = keras.callbacks.CallbackList([checkpoint], model=model, add_history=True)
     step = make_step(strategy, model)
     callbacks.on_train_begin()
     log = directory / f"loop {strategy.cluster_resolver.task_id}.txt"
-    try:
-        for epoch in range(checkpoint.initial_epoch, int(num_steps) // 8):
-            callbacks.on_epoch_begin(epoch)
-            for number, (one, other) in enumerate(data):
-                callbacks.on_train_batch_begin(number)
-                loss = step(one, other)
-                callbacks.on_train_batch_end(number, {"loss": float(loss)})
-                with log.open("a") as file:
-                    file.write(f"{int(model.optimizer.iterations.numpy())}\n")
-                time.sleep(0.02)
-            callbacks.on_epoch_end(epoch, {"loss": float(loss)})
-        callbacks.on_train_end()
-    except CheckpointError as error:
-        (directory / f"error {strategy.cluster_resolver.task_id}.txt").write_text(str(error))
-        os.kill(os.getpid(), signal.SIGKILL)  # Without its neighbour it could not end in peace.
+    for epoch in range(checkpoint.initial_epoch, int(num_epochs)):
+        callbacks.on_epoch_begin(epoch)
+        for number, (one, other) in enumerate(data):
+            callbacks.on_train_batch_begin(number)
+            loss = step(one, other)
+            callbacks.on_train_batch_end(number, {"loss": float(loss)})
+            with log.open("a") as file:
+                file.write(f"{int(model.optimizer.iterations.numpy())}\n")
+            time.sleep(0.05)
+        callbacks.on_epoch_end(epoch, {"loss": float(loss)})
+    callbacks.on_train_end()
     np.savez(directory / f"loop {strategy.cluster_resolver.task_id}.npz", **values_of(model))
+
+
+def die(strategy, directory):
+    """Saves once; then one worker dies before it has written its part of the next."""
+    with strategy.scope():
+        model = make_model()
+        model.optimizer.build(model.trainable_variables)
+    step = make_step(strategy, model)
+    step(*batch(0))
+    km.save_checkpoint(directory / "die", model, worker_timeout=60)
+    step(*batch(1))
+    if strategy.cluster_resolver.task_id == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        km.save_checkpoint(directory / "die", model, worker_timeout=2)
+    except CheckpointError as error:
+        (directory / "error.txt").write_text(str(error))
+    os.kill(os.getpid(), signal.SIGKILL)  # Without its neighbour it could not end in peace.
 
 
 def main(task, directory, *options):
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    {"topologies": topologies, "loop": loop}[task](strategy, Path(directory), *options)
+    {"topologies": topologies, "loop": loop, "die": die}[task](strategy, Path(directory), *options)
 
 
 if __name__ == "__main__":

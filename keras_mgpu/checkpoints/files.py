@@ -89,6 +89,21 @@ def remove_empty(folder: str) -> bool:
     return True
 
 
+def move_folder(source: str, target: str, last: str) -> None:
+    """Gives a folder another name: at once, or file by file where that cannot be done.
+
+    Of the file systems of other machines, none promises to rename a folder at once, and some
+    cannot at all. There the file called `last` comes last, and shows that all others are there.
+    """
+    if local_path(source) is not None:
+        gfile.rename(source, target)
+        return
+    gfile.makedirs(target)
+    for name in sorted(names_in(source), key=lambda name: name == last):
+        gfile.rename(join(source, name), join(target, name))
+    gfile.rmtree(source)
+
+
 def local_path(path: str) -> str | None:
     """The path as the operating system knows it, or `None` if it is not of this machine."""
     if path.startswith("file://"):

@@ -13,6 +13,9 @@ checkpoints/
   run.lock                 held by the process that trains
 ```
 
+Where folders cannot be renamed at once, a checkpoint exists once its manifest is there: it is moved
+last.
+
 The number in front counts saves. Nothing is ordered by time, which can be set back, nor by step,
 which can be reached twice.
 """
@@ -101,7 +104,7 @@ class Store:
         files.write_text(files.join(staging, manifest.FILE_NAME), written.to_json())
         files.sync(staging)
         path = files.join(self.directory, final_name(staging))
-        files.gfile.rename(staging, path)
+        files.move_folder(staging, path, last=manifest.FILE_NAME)
         files.sync(self.directory)
         return path
 
@@ -118,15 +121,18 @@ class Store:
         """Renames a damaged checkpoint; returns its new path, or `None` if that cannot be done."""
         path = files.join(self.directory, f"damaged-{entry.name}")
         try:
-            files.gfile.rename(entry.path, path)
+            files.move_folder(entry.path, path, last=manifest.FILE_NAME)
         except tf.errors.OpError:
             return None
         return path
 
     def clean(self) -> None:
         """Removes what a run that ended in the middle of saving or deleting has left."""
-        for path in self.stagings():
-            discard(path)
+        for staging in self.stagings():
+            moved = files.join(self.directory, final_name(staging))
+            if not files.gfile.exists(files.join(moved, manifest.FILE_NAME)):
+                discard(moved)  # Where folders are moved file by file, it may be half there.
+            discard(staging)
         for name in files.names_in(self.directory):
             path = files.join(self.directory, name)
             if _NAME.fullmatch(name) and files.gfile.exists(files.join(path, CONDEMNED)):
