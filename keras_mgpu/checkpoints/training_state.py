@@ -93,9 +93,9 @@ class TrainingState:
         parts: dict[str, dict[str, tf.Tensor]] = {}
         for key, tensor in named.to_host(share).items():
             parts.setdefault(named.device_of(variables[key]), {})[key] = tensor
-        metrics = named.sums_to_host(named.metric_variables_of(self._model))
         others = parts.setdefault(next(iter(parts), ""), {})
-        others.update({_of_worker(key, self._workers): each for key, each in metrics.items()})
+        metrics = named.metric_variables_of(self._model)
+        others.update(named.counts_to_host(metrics, self._workers.index))
         if self._workers.is_first:
             with tf.device("/CPU:0"):
                 others.update({key: tf.constant(each) for key, each in (arrays or {}).items()})
@@ -135,24 +135,10 @@ class TrainingState:
         named.assign(self.variables, loaded.tensors)
 
     def restore_metrics(self, loaded: Loaded) -> None:
-        """Lets the metrics go on counting where they were.
-
-        As many workers as before each get their own counts back; otherwise the first gets all.
-        """
-        num_before = len(loaded.state["workers"])
+        """Lets the metrics go on counting where they were."""
         metrics = named.metric_variables_of(self._model)
-        if num_before == self._workers.count:
-            mine = [self._workers.index]
-        else:
-            mine = list(range(num_before)) if self._workers.is_first else []
-        sums: dict[str, tf.Tensor] = {}
-        for key, variable in metrics.items():
-            counts = [loaded.tensors.get(f"workers/{index}/{key}") for index in mine]
-            there = [count for count in counts if count is not None]
-            zero = tf.zeros(variable.shape, variable.dtype)
-            sums[key] = tf.add_n(there) if there else zero
-        if any(key.startswith("workers/") for key in loaded.tensors):
-            named.assign_sums(metrics, sums)
+        workers = self._workers
+        named.assign_counts(metrics, loaded.tensors, workers.index, workers.count)
 
     def place(self, loaded: Loaded) -> Position | None:
         """Where this worker was in its data."""
@@ -190,10 +176,6 @@ class TrainingState:
 def steps_of(optimizer: Any) -> int:
     """Steps that an optimizer has taken; 0 without one."""
     return 0 if optimizer is None else int(optimizer.iterations.numpy())
-
-
-def _of_worker(key: str, workers: Workers) -> str:
-    return f"workers/{workers.index}/{key}"
 
 
 def _num_bytes(variable: Any) -> int:

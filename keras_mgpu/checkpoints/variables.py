@@ -111,13 +111,17 @@ def device_of(variable: Any) -> str:
     return str(getattr(_value(variable), "device", "") or "")
 
 
-def sums_to_host(variables: Variables) -> dict[str, tf.Tensor]:
-    """Of metrics that each replica counts for itself: what this process's replicas have counted.
+def counts_to_host(metrics: Variables, worker: int) -> dict[str, tf.Tensor]:
+    """What each replica of this worker has counted so far, by worker, replica and key.
 
     To read such a variable as a whole would make all workers talk to one another.
     """
     with tf.device("/CPU:0"):
-        return {key: tf.add_n(_replicas(each)) for key, each in variables.items()}
+        return {
+            f"workers/{worker}/{replica}/{key}": tf.identity(each)
+            for key, variable in metrics.items()
+            for replica, each in enumerate(_replicas(variable))
+        }
 
 
 def entries_of(tensors: Mapping[str, tf.Tensor]) -> Iterator[TensorEntry]:
@@ -183,14 +187,34 @@ def assign(variables: Variables, tensors: Mapping[str, tf.Tensor]) -> None:
             _value(variable).assign(tensor)
 
 
-def assign_sums(variables: Variables, tensors: Mapping[str, tf.Tensor]) -> None:
-    """Lets this process's replicas have counted what `tensors` say: the first of them all of it."""
-    for key, variable in variables.items():
-        if key in tensors and _fits(tensors[key], variable):
-            first, *others = _replicas(variable)
-            first.assign(tensors[key])
-            for other in others:
-                other.assign(tf.zeros_like(other))
+def assign_counts(
+    metrics: Variables, tensors: Mapping[str, tf.Tensor], worker: int, num_workers: int
+) -> None:
+    """Lets metrics go on from the counts that `counts_to_host` saved.
+
+    As many replicas as before get their own counts back. Otherwise the first gets the sum of all,
+    and the others begin at nothing.
+    """
+    for key, variable in metrics.items():
+        saved = {name: each for name, each in tensors.items() if _counts(name, key)}
+        replicas = _replicas(variable)
+        if not saved or not all(_fits(each, variable) for each in saved.values()):
+            continue
+        mine = [saved.get(f"workers/{worker}/{index}/{key}") for index in range(len(replicas))]
+        is_same = len(saved) == num_workers * len(replicas) and None not in mine
+        for index, replica in enumerate(replicas):
+            if is_same:
+                replica.assign(mine[index])
+            elif worker == index == 0:
+                replica.assign(tf.add_n(list(saved.values())))
+            else:
+                replica.assign(tf.zeros_like(replica))
+
+
+def _counts(name: str, key: str) -> bool:
+    """Whether `name` is what some replica of some worker has counted for the metric `key`."""
+    parts = name.split("/", 3)
+    return parts[0] == "workers" and parts[-1] == key
 
 
 def _value(variable: Any) -> Any:
