@@ -177,5 +177,5 @@ def _age(created: str | None) -> str:
         return "-"
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
+            return f"{seconds // size:.0f} {unit}"
     return f"{seconds:.0f} s"
