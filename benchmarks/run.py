@@ -11,7 +11,15 @@ from other_load import OtherLoad
 from report import write_readme
 
 HERE = Path(__file__).parent
-BENCHMARKS = ("transformer", "other_models", "overhead", "first_step", "prediction", "memory")
+BENCHMARKS = (
+    "transformer",
+    "other_models",
+    "overhead",
+    "first_step",
+    "prediction",
+    "memory",
+    "checkpoints",
+)
 
 
 def main() -> None:

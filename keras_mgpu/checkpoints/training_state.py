@@ -106,7 +106,7 @@ class TrainingState:
             batch,
             dict(values),
             datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            self._topology(),
+            self._topology(variables),
             split and json.loads(split.plan.to_json()),
             split and json.loads(split.schedule.to_json()),
         )
@@ -158,10 +158,10 @@ class TrainingState:
                 self._model_text = ""
         return self._model_text or None
 
-    def _topology(self) -> dict[str, Any]:
+    def _topology(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         strategy = self._model.distribute_strategy
         is_none = type(strategy).__name__.startswith("_Default")
-        devices = sorted({named.device_of(variable) for variable in self.variables.values()})
+        devices = sorted({named.device_of(variable) for variable in variables.values()})
         return {
             "strategy": "no strategy" if is_none else type(strategy).__name__,
             "num_replicas": strategy.num_replicas_in_sync,
