@@ -46,9 +46,22 @@ def check_functional_skips(output, folder):
     assert "mask_accuracy" in output
 
 
+def check_kill_and_resume(output, folder):
+    """The run is whole; killed in the middle, and started again, it ends with the same losses."""
+    example = [sys.executable, EXAMPLES / "kill_and_resume.py", "--tiny", "--folder", "again"]
+    options = {"cwd": folder, "capture_output": True, "text": True, "timeout": 300}
+    killed = subprocess.run([*example, "--die-after", "19"], check=False, **options)
+    assert killed.returncode == -9
+    resumed = subprocess.run(example, check=True, **options)
+    assert "Going on from again/checkpoints/" in resumed.stderr
+    assert resumed.stdout.splitlines()[-1] == output.splitlines()[-1]
+    assert output.splitlines()[-1].startswith("loss of each epoch: ")
+
+
 CHECKS = {
     "demo.py": check_demo,
     "functional_skips.py": check_functional_skips,
+    "kill_and_resume.py": check_kill_and_resume,
     "large_model.py": check_large_model,
 }
 

@@ -54,29 +54,34 @@ def test_killed_at_any_moment(tmp_path):
     seed = random.randrange(2**32)
     print(f"seed {seed}")  # noqa: T201  Shown if it fails.
     rng = random.Random(seed)
-    save_freq, epochs = 3, max(10, 2 * NUM_KILLS)
+    save_freq, epochs = 3, 20 * NUM_KILLS  # More than they come to train.
     directory, step = tmp_path / "checkpoints", PROCESSES.Value("q", 0)
     whole = start("live", None, tmp_path / "whole.npz", step, epochs, save_freq)
     whole.join()
     assert whole.exitcode == 0
-    moments = {"before training": 0, "training": 0}
+    moments = dict.fromkeys(("starting", "resuming", "training and saving"), 0)
     longest_loss = 0
     for _ in range(NUM_KILLS):
+        moment = rng.choices(list(moments), weights=(1, 1, 8))[0]
+        moments[moment] += 1
         step.value = -1
         process = start("live", directory, tmp_path / "result.npz", step, epochs, save_freq)
-        while step.value < 0 and process.is_alive() and rng.random() < 0.999:
-            time.sleep(0.002)
-        time.sleep(rng.uniform(0, 0.4))
+        begin = None
+        while process.is_alive() and moment != "starting":
+            begin = step.value if begin in (None, -1) else begin
+            if begin >= 0 and (moment == "resuming" or step.value > begin):
+                break
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, 0.5))
         os.kill(process.pid, signal.SIGKILL)
         process.join()
-        moments["training" if step.value >= 0 else "before training"] += 1
         found = entries(directory)
         for entry in found:
             assert damages(entry) == []
         if step.value > 0:
             reached = found[-1].step if found else 0
             longest_loss = max(longest_loss, step.value - reached)
-    # Since the last save there is less than an interval; another one may just have been written.
+    # Since the last save there is at most an interval; that save itself may be under way.
     assert longest_loss <= 2 * save_freq
     last = start("live", directory, tmp_path / "result.npz", step, epochs, save_freq)
     last.join()

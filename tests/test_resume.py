@@ -216,15 +216,17 @@ def test_resume_can_be_turned_off(tmp_path):
 
 def test_a_callback_of_the_users_own_goes_on_counting(tmp_path):
     class Counter(keras.callbacks.Callback):
-        def __init__(self):
+        def __init__(self, limit):
             super().__init__()
             self.count = 0
-            self.limit = 1000  # A setting: it is not state, and the new one counts.
+            self.limit = limit  # A setting: it is not state, and the new one counts.
             self.seen = []
             self.best = np.zeros(2)
+            self.left = limit  # A setting that counts down: so does this.
 
         def on_train_batch_end(self, batch, logs=None):
             self.count += 1
+            self.left -= 1
 
         def on_epoch_end(self, epoch, logs=None):
             self.seen.append({"epoch": epoch, "nan": float("nan")})
@@ -243,12 +245,12 @@ def test_a_callback_of_the_users_own_goes_on_counting(tmp_path):
         )
         return counter
 
-    one(Counter(), interrupt_after=6)
-    later = Counter()
-    later.limit = 7
+    one(Counter(limit=1000), interrupt_after=6)
+    later = Counter(limit=7)
     one(later)
     assert later.count == 2 * EPOCH
     assert later.limit == 7
+    assert later.left > 7 - 2 * EPOCH
     assert [each["epoch"] for each in later.seen] == [0, 1]
     assert np.isnan(later.seen[0]["nan"])
     np.testing.assert_array_equal(later.best, [2, 2])

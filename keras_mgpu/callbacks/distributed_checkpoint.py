@@ -246,7 +246,9 @@ class DistributedCheckpoint(keras.callbacks.Callback):
         self._training_state().restore(loaded)
         if self.initial_batch:
             self._training_state().restore_metrics(loaded)
-        callback_state.restore(self._others, loaded.state["callbacks"], loaded.tensors)
+        callback_state.restore(
+            self._others, loaded.state["callbacks"], self._before, loaded.tensors
+        )
         history = self._history()
         if history is not None:
             history.history = {

@@ -1,7 +1,8 @@
 """The state of the other callbacks of a run: best values, patience, counters.
 
 Keras's callbacks keep their state in attributes beside their settings, and nothing says which is
-which. What has changed since training began is state; what has not need not be saved.
+which. What has changed since training began is state; what has not need not be saved. What the next
+run sets up otherwise is a setting after all, and stays as it is.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ PRIVATE = {
 # These show things, or are saved by other means.
 LEFT_OUT = ("History", "ProgbarLogger", "DistributedCheckpoint", "BackupAndRestore", "CSVLogger")
 
+UNKNOWN = {"unknown": True}
 Arrays = MutableMapping[str, np.ndarray]
 State = dict[str, Any]
 
@@ -58,12 +60,12 @@ def encode_what_can_be(values: Mapping[str, Any], key: str, arrays: Arrays) -> S
 
 
 def changed(now: Mapping[str, State], before: Mapping[str, State]) -> dict[str, State]:
-    """What of `now` is not as it was before."""
+    """What of `now` is not as it was before, each with what it was and what it is."""
     return {
         name: {
-            attribute: value
+            attribute: {"was": before.get(name, {}).get(attribute, UNKNOWN), "is": value}
             for attribute, value in state.items()
-            if attribute not in before.get(name, {}) or before[name][attribute] != value
+            if before.get(name, {}).get(attribute, UNKNOWN) != value
         }
         for name, state in now.items()
     }
@@ -72,12 +74,23 @@ def changed(now: Mapping[str, State], before: Mapping[str, State]) -> dict[str, 
 def restore(
     callbacks: Iterable[keras.callbacks.Callback],
     states: Mapping[str, State],
+    before: Mapping[str, State],
     arrays: Mapping[str, Any],
 ) -> None:
-    """Gives callbacks the state of those with the same names."""
+    """Gives callbacks the state of those with the same names.
+
+    Args:
+        callbacks: Those of this run.
+        states: What `changed` said of an earlier one.
+        before: What the callbacks of this run began with. What began otherwise in the earlier run
+            was set up otherwise since, and is left alone.
+        arrays: The arrays of the states.
+    """
     for name, callback in _named(callbacks):
         for attribute, value in states.get(name, {}).items():
-            setattr(callback, attribute, decode(value, arrays))
+            begins = before.get(name, {}).get(attribute, UNKNOWN)
+            if UNKNOWN in (begins, value["was"]) or begins == value["was"]:
+                setattr(callback, attribute, decode(value["is"], arrays))
 
 
 def encode(value: Any, key: str, arrays: Arrays) -> Any:

@@ -1,0 +1,86 @@
+"""Trains with checkpoints; kill it whenever you like, start it again, and it goes on.
+
+python examples/kill_and_resume.py --die-after 40   # kills itself with SIGKILL in the middle
+python examples/kill_and_resume.py                  # goes on at the very batch
+keras-mgpu checkpoints resume_run/checkpoints       # what there is
+"""
+
+import argparse
+import logging
+import os
+import signal
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+from keras import layers
+
+import keras_mgpu as km
+
+
+def main():
+    options = parse_options()
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("keras_mgpu").setLevel(logging.INFO)  # Says where it goes on.
+    keras.utils.set_random_seed(0)
+    folder = Path(options.folder)
+
+    x, y = spirals(256 if options.tiny else 4096)
+    model = keras.Sequential(
+        [
+            keras.Input((2,)),
+            layers.Dense(64, activation="relu"),
+            layers.Dropout(0.1),
+            layers.Dense(64, activation="relu"),
+            layers.Dense(3, activation="softmax"),
+        ]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    history = model.fit(
+        km.resumable(x, y, batch_size=32, seed=0),
+        epochs=4,
+        shuffle=False,  # `resumable` shuffles.
+        verbose=2,
+        callbacks=[
+            keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=1),
+            km.DistributedCheckpoint(folder / "checkpoints", save_freq=5, log_dir=folder / "logs"),
+            Die(options.die_after),
+        ],
+    )
+    print("loss of each epoch:", *(f"{loss:.6f}" for loss in history.history["loss"]))
+
+
+class Die(keras.callbacks.Callback):
+    """Ends the process at once, without a chance to clean up."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.left = after
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def spirals(num):
+    """Points on three arms of a spiral."""
+    rng = np.random.default_rng(0)
+    arm, radius = rng.integers(0, 3, num), rng.uniform(0.1, 1, num)
+    angle = 2 * np.pi * arm / 3 + 5 * radius + rng.normal(0, 0.1, num)
+    points = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+    return points.astype("float32"), arm
+
+
+def parse_options():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", default="resume_run", help="(default: resume_run)")
+    parser.add_argument("--die-after", type=int, default=0, metavar="BATCHES")
+    parser.add_argument("--tiny", action="store_true", help="few points, for tests")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
