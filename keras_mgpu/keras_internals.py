@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -205,11 +206,26 @@ def global_seed_state() -> keras.Variable | None:
     return None if generator is None else generator.state
 
 
-def training_call() -> tuple[Any, dict[str, Any]]:
-    """Who runs the callback that asks: the `CallbackList`, and the local names of its caller.
+@dataclass(frozen=True)
+class TrainingCall:
+    """Who runs a callback.
 
-    A callback is told neither its neighbours nor the data. Both stand in the frames above it:
-    `fit` has `x` and `epoch_iterator`, and a list of callbacks is the `self` of its own methods.
+    Args:
+        callbacks: All callbacks of the run, itself among them.
+        code: The code of `fit`, or of the loop that drives the callbacks.
+        names: The local names there: `fit` has `x` and `epoch_iterator`.
+    """
+
+    callbacks: tuple[Any, ...] = ()
+    code: types.CodeType | None = None
+    names: Mapping[str, Any] = field(default_factory=dict)
+
+
+def training_call() -> TrainingCall:
+    """Finds out who runs the callback that asks.
+
+    Keras tells a callback neither its neighbours nor the data. Both stand in the frames above it:
+    a list of callbacks is the `self` of its own methods, and `fit` calls these.
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -217,9 +233,12 @@ def training_call() -> tuple[Any, dict[str, Any]]:
         if isinstance(owner, keras.callbacks.CallbackList):
             while frame is not None and frame.f_locals.get("self") is owner:
                 frame = frame.f_back
-            return owner, dict(frame.f_locals) if frame is not None else {}
+            callbacks = tuple(owner.callbacks)
+            if frame is None:
+                return TrainingCall(callbacks)
+            return TrainingCall(callbacks, frame.f_code, dict(frame.f_locals))
         frame = frame.f_back
-    return None, {}
+    return TrainingCall()
 
 
 def build_like_fit(model: keras.Model, epoch_iterator: Any) -> None:

@@ -198,7 +198,7 @@ def test_plain_arrays_go_on_at_the_next_epoch_and_that_is_said_once(tmp_path, ca
 
     assert one(interrupt_after=EPOCH + 3) == [0, 1]
     assert one() == [2]
-    said = [r.message for r in caplog.records if "does not know its place" in r.message]
+    said = [r.getMessage() for r in caplog.records if "does not know its place" in r.getMessage()]
     assert len(said) == 1
     assert "keras_mgpu.resumable(x, y, batch_size=...)" in said[0]
 

@@ -20,18 +20,34 @@ SPLITS = {
     "recompute": (3, {"schedule": "1f1b", "micro_batches": 4, "recompute": True}),
 }
 EPOCHS = 2
+# Cases in which a batch that is not cut takes a way of its own.
+WHOLE_BATCH_CASES = {
+    "dense",
+    "mask_lstm",
+    "two_outputs",
+    "add_loss_sum",
+    "tied_embedding",
+    "sparse_gradients",
+    "coupled_loss",
+    "mixed_float16",
+    "metrics",
+}
+# These change how gradients are made; their forward passes are 1f1b's.
+SAME_FORWARD = {"zero_bubble", "recompute"}
 
 
 class Trained:
     """What is left of a run: history, weights and the optimizer's variables."""
 
-    def __init__(self, trainer, model, fit):
+    def __init__(self, trainer, model, fit, evaluates=True):
         history = trainer.fit(
             **fit, batch_size=BATCH_SIZE, epochs=EPOCHS, shuffle=False, verbose=0
         ).history
         self.history = {name: np.asarray(values) for name, values in history.items()}
         self.weights = {v.path: v.numpy() for v in model.weights}
         self.slots = [v.numpy() for v in trainer.optimizer.variables]
+        if not evaluates:
+            return
         evaluation = {k: fit[k] for k in ("x", "y", "sample_weight") if k in fit}
         self.evaluated = trainer.evaluate(
             **evaluation, batch_size=BATCH_SIZE, verbose=0, return_dict=True
@@ -74,6 +90,8 @@ def assert_same(run, reference, tolerance):
     assert len(run.slots) == len(reference.slots)
     for index, expected in enumerate(reference.slots):
         close(run.slots[index], expected, tolerance, f"slot {index}")
+    if not hasattr(run, "evaluated"):
+        return
     assert run.evaluated.keys() == reference.evaluated.keys()
     for name, expected in reference.evaluated.items():
         close(run.evaluated[name], expected, tolerance, f"evaluated {name}")
@@ -81,8 +99,15 @@ def assert_same(run, reference, tolerance):
         close(value, expected, tolerance, "predicted")
 
 
-@pytest.mark.parametrize("how", SPLITS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        (name, how)
+        for name in CASES
+        for how in SPLITS
+        if how != "one_micro_batch" or name in WHOLE_BATCH_CASES
+    ],
+)
 def test_same_numbers_as_plain_keras(name, how, devices):
     case, reference = CASES[name], plain(name)
     model = build(case)
@@ -93,7 +118,7 @@ def test_same_numbers_as_plain_keras(name, how, devices):
     split.compile(**case.compile())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        run = Trained(split, model, case.fit())
+        run = Trained(split, model, case.fit(), evaluates=how not in SAME_FORWARD)
     assert_same(run, reference, case.tolerance)
     said = [str(w.message) for w in caught if case.warning and case.warning in str(w.message)]
     assert len(said) == (1 if case.warning else 0)

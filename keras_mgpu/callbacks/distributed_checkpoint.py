@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_mgpu.checkpoints import callback_state, files
+from keras_mgpu.checkpoints import files
+from keras_mgpu.checkpoints.callback_state import Neighbours
 from keras_mgpu.checkpoints.directory import check_directory, make_directory
 from keras_mgpu.checkpoints.loading import Loaded, newest_intact
-from keras_mgpu.checkpoints.preemption import Preempted, TerminationRequest
+from keras_mgpu.checkpoints.preemption import Preempted, StopRequest
 from keras_mgpu.checkpoints.resumable import Position, ResumableDataset
 from keras_mgpu.checkpoints.retention import Retention, resolve_mode
 from keras_mgpu.checkpoints.run_lock import RunLock
@@ -32,7 +35,6 @@ from keras_mgpu.keras_internals import (
 )
 
 logger = logging.getLogger("keras_mgpu")
-STOP_FILE = "stop.step"
 
 
 class DistributedCheckpoint(keras.callbacks.Callback):
@@ -115,7 +117,6 @@ class DistributedCheckpoint(keras.callbacks.Callback):
         self._given_data = data
         self._worker_timeout = worker_timeout
         self._lock = RunLock(self.directory)
-        self._request = TerminationRequest()
         self._saver: Saver | None = None
         self.initial_epoch = 0
         self.initial_batch = 0
@@ -123,33 +124,33 @@ class DistributedCheckpoint(keras.callbacks.Callback):
     # What Keras calls, in the order in which it does.
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        callbacks, caller = training_call()
-        found = [] if callbacks is None else list(callbacks.callbacks)
-        self._others = [callback for callback in found if callback is not self]
-        iterator = caller.get("epoch_iterator")
+        call = training_call()
+        self._neighbours = Neighbours(each for each in call.callbacks if each is not self)
+        iterator = call.names.get("epoch_iterator")
         self._length = None if iterator is None else EpochLength(iterator)
-        data = self._given_data if self._given_data is not None else caller.get("x")
+        data = self._given_data if self._given_data is not None else call.names.get("x")
         self._data = data if isinstance(data, ResumableDataset) else None
-        self._workers = workers_of(self._strategy())
-        self._state = None
+        self._workers = workers_of(self.model.distribute_strategy)
         self._store = Store(self.directory)
         make_directory(self.directory)
         if self._workers.is_first:
             self._lock.acquire()
             self._store.clean()
-            files.remove(self._stop_file())
         self._saver = Saver(
             self._store, self._workers, self._retention, self._monitor, self._worker_timeout
         )
         self._writer = self._make_writer()
-        self._before = callback_state.states_of(self._others, {})
+        self._state = None
+        self._request = StopRequest(self.directory, self._workers)
+        self.initial_epoch = self.initial_batch = 0
         self._begin_counting(steps_of(self.model.optimizer))
         self._loaded = None
         if self._resume and self._store.entries():
             if iterator is not None:
                 build_like_fit(unsplit(self.model), iterator)
-            self._loaded = self._load()
-        self._request.listen()
+            with self._stopping_on_errors():
+                self._loaded = self._load()
+        self._request.listen(call.code)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         if self._length is not None:
@@ -182,7 +183,7 @@ class DistributedCheckpoint(keras.callbacks.Callback):
         self._num_unsaved += count
         self._batch_logs = _numbers(logs)
         if self._data is not None:
-            self._follow_data(count)
+            self._follow_data(self._data.running, count)
         self._note(self._running().poll)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -196,8 +197,13 @@ class DistributedCheckpoint(keras.callbacks.Callback):
             )
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
-        if self._loaded is not None:  # There was nothing left to train.
+        if self._loaded is not None:
             self._put_back()
+            logger.warning(
+                "The run in %s is complete: there was nothing left to train. To train on, ask for "
+                "more epochs; to train anew, give another directory.",
+                self.directory,
+            )
         elif self._num_unsaved:
             self._save()
         self._note(self._running().wait)
@@ -216,17 +222,23 @@ class DistributedCheckpoint(keras.callbacks.Callback):
         manifest, place = loaded.manifest, state.place(loaded)
         self.initial_epoch, self.initial_batch = manifest.epoch, manifest.batch
         if self._data is not None and place is not None:
-            self._data.seek(place)
-        elif manifest.batch:
+            is_there = self._data.seek(place)
+            why = "it has batches of another size, or another number of them"
+        else:
+            is_there = False
+            why = (
+                "it does not know its place. To go on at the very batch, give `fit` "
+                "`keras_mgpu.resumable(x, y, batch_size=...)` or `keras_mgpu.resumable(dataset)`"
+            )
+        if manifest.batch and not is_there:
             self.initial_epoch, self.initial_batch = manifest.epoch + 1, 0
             logger.warning(
-                "The run was saved after batch %d of epoch %d, but the data does not know its "
-                "place: training goes on with epoch %d. To go on at the very batch, give `fit` "
-                "`keras_mgpu.resumable(x, y, batch_size=...)`, or "
-                "`keras_mgpu.resumable(dataset)`.",
+                "The run was saved after batch %d of epoch %d. Training goes on with epoch %d, as "
+                "the data cannot go on there: %s.",
                 manifest.batch,
                 manifest.epoch + 1,
                 manifest.epoch + 2,
+                why,
             )
         self._begin_counting(manifest.step)
         begin_at_epoch(self.model, self.initial_epoch)
@@ -246,25 +258,17 @@ class DistributedCheckpoint(keras.callbacks.Callback):
         self._training_state().restore(loaded)
         if self.initial_batch:
             self._training_state().restore_metrics(loaded)
-        callback_state.restore(
-            self._others, loaded.state["callbacks"], self._before, loaded.tensors
-        )
-        history = self._history()
-        if history is not None:
-            history.history = {
-                name: callback_state.decode(values, loaded.tensors)
-                for name, values in loaded.state["history"].items()
-            }
-            history.epoch = list(loaded.state["epochs"])
+        self._neighbours.restore(loaded.state, loaded.tensors)
         if not self.initial_batch:
             self._loaded = None
 
     # Saving.
 
     def _save_if_due(self, epoch_ended: bool = False) -> None:
-        if self._is_asked_to_stop():
+        if self._request.is_due(self._step):
             self._save()
             self._note(self._running().wait)
+            self._request.answered()
             message = (
                 f"SIGTERM: step {self._step} is saved in {self.directory} (epoch "
                 f"{self._epoch + 1}, batch {self._batch}). Start again to go on from there."
@@ -282,19 +286,10 @@ class DistributedCheckpoint(keras.callbacks.Callback):
         self._note(self._running().wait)
         copy_start = time.monotonic()
         arrays: dict[str, np.ndarray] = {}
-        states = callback_state.states_of(self._others, arrays)
-        history = self._history()
-        state = {
-            "callbacks": callback_state.changed(states, self._before),
-            "history": callback_state.encode_what_can_be(
-                {} if history is None else history.history, "history", arrays
-            ),
-            "epochs": [] if history is None else list(history.epoch),
-        }
-        at_epoch_end = self._batch == 0
-        values = self._epoch_logs if at_epoch_end and self._epoch_logs else self._batch_logs
+        state = self._neighbours.state(arrays)
+        values = (self._epoch_logs if self._batch == 0 else None) or self._batch_logs
         snapshot = self._training_state().snapshot(
-            self._step, self._epoch, self._batch, values or {}, state, self._place(), arrays
+            self._step, self._epoch, self._batch, values, state, self._place(), arrays
         )
         end = time.monotonic()
         self._running().save(snapshot)
@@ -310,26 +305,11 @@ class DistributedCheckpoint(keras.callbacks.Callback):
         ended = self._batch == 0 and not (self._length is not None and self._length.is_stream)
         return self._data.next if ended or self._pass is None else self._pass
 
-    def _follow_data(self, count: int) -> None:
-        running = self._data.running if self._data is not None else Position()
+    def _follow_data(self, running: Position, count: int) -> None:
+        """Counts the batches that were trained of the pass over the data that is running."""
         if self._pass is None or running.number != self._pass.number:
             self._pass = running
-        self._pass = Position(running.number, self._pass.batch + count, running.seed)
-
-    def _is_asked_to_stop(self) -> bool:
-        """Whether to save now and stop. Of several workers, all must stop after the same step.
-
-        The one that is asked names the next step, before it takes it. As no worker can finish
-        that step without the others, all of them see it by then.
-        """
-        if self._workers.count == 1:
-            return self._request.is_made
-        path = self._stop_file()
-        if files.gfile.exists(path):
-            return self._step >= int(files.read_text(path) or self._step + 1)
-        if self._request.is_made:
-            files.write_text(path, str(self._step + 1))
-        return False
+        self._pass = replace(self._pass, batch=self._pass.batch + count)
 
     # Small things.
 
@@ -361,7 +341,6 @@ class DistributedCheckpoint(keras.callbacks.Callback):
 
     def _stop(self) -> None:
         """Gives back everything that was taken for the time of training."""
-        self._request.stop_listening()
         if self._length is not None:
             self._length.restore()
         begin_at_epoch(self.model, None)
@@ -369,14 +348,20 @@ class DistributedCheckpoint(keras.callbacks.Callback):
         self._lock.release()
         if self._writer is not None:
             self._writer.close()
+        self._request.stop_listening()
 
-    def _note(self, get_report: Any) -> None:
-        """Writes to TensorBoard what a save took that has ended since."""
+    @contextlib.contextmanager
+    def _stopping_on_errors(self) -> Iterator[None]:
         try:
-            report: SaveReport | None = get_report()
+            yield
         except BaseException:
             self._stop()
             raise
+
+    def _note(self, get_report: Any) -> None:
+        """Writes to TensorBoard what a save took that has ended since."""
+        with self._stopping_on_errors():
+            report: SaveReport | None = get_report()
         if report is None or self._writer is None:
             return
         values = {
@@ -398,18 +383,6 @@ class DistributedCheckpoint(keras.callbacks.Callback):
             return None
         run = "checkpoints" if self._workers.count == 1 else f"checkpoints_{self._workers.index}"
         return tf.summary.create_file_writer(files.join(self._log_dir, run))
-
-    def _history(self) -> keras.callbacks.History | None:
-        for callback in self._others:
-            if isinstance(callback, keras.callbacks.History):
-                return callback
-        return None
-
-    def _stop_file(self) -> str:
-        return files.join(self.directory, STOP_FILE)
-
-    def _strategy(self) -> Any:
-        return getattr(self.model, "distribute_strategy", None)
 
 
 def _numbers(logs: Mapping[str, Any] | None) -> dict[str, float]:

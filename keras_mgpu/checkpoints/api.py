@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,14 +10,16 @@ from typing import Any
 import keras
 
 from keras_mgpu.checkpoints.directory import check_directory, make_directory
-from keras_mgpu.checkpoints.loading import Loaded, load, newest_intact
+from keras_mgpu.checkpoints.loading import Loaded, damages, load, newest_intact
 from keras_mgpu.checkpoints.manifest import DamagedError, Manifest
-from keras_mgpu.checkpoints.resumable import Position, ResumableDataset
+from keras_mgpu.checkpoints.resumable import ResumableDataset
 from keras_mgpu.checkpoints.retention import Retention
 from keras_mgpu.checkpoints.saver import Saver
 from keras_mgpu.checkpoints.store import Entry, Store, parse_path
 from keras_mgpu.checkpoints.training_state import TrainingState
 from keras_mgpu.checkpoints.workers import workers_of
+
+logger = logging.getLogger("keras_mgpu")
 
 
 @dataclass(frozen=True)
@@ -127,9 +130,11 @@ def restore_checkpoint(
         return None
     state.restore(loaded)
     state.restore_metrics(loaded)
-    place: Position | None = state.place(loaded)
-    if data is not None and place is not None:
-        data.seek(place)
+    place = state.place(loaded)
+    if data is not None and (place is None or not data.seek(place)):
+        logger.warning(
+            "The data begins anew: no position was saved, or it was one in data of another length."
+        )
     found = loaded.manifest
     return RestoredCheckpoint(
         loaded.entry.path, found.step, found.epoch, found.batch, dict(found.values)
@@ -141,8 +146,6 @@ def latest_checkpoint(directory: Any) -> str | None:
 
     Sizes are looked at, not every byte: that happens when it is restored.
     """
-    from keras_mgpu.checkpoints.loading import damages
-
     for entry in reversed(Store(check_directory(directory)).entries()):
         if not damages(entry, full=False):
             return entry.path

@@ -1,8 +1,8 @@
 """The state of the other callbacks of a run: best values, patience, counters.
 
-Keras's callbacks keep their state in attributes beside their settings, and nothing says which is
-which. What has changed since training began is state; what has not need not be saved. What the next
-run sets up otherwise is a setting after all, and stays as it is.
+Callbacks keep their state in attributes beside their settings, and nothing says which is which.
+What has changed since training began is state; what has not need not be saved. What the next run
+sets up otherwise is a setting after all, and stays as it is.
 """
 
 from __future__ import annotations
@@ -28,6 +28,43 @@ LEFT_OUT = ("History", "ProgbarLogger", "DistributedCheckpoint", "BackupAndResto
 UNKNOWN = {"unknown": True}
 Arrays = MutableMapping[str, np.ndarray]
 State = dict[str, Any]
+
+
+class Neighbours:
+    """The other callbacks of a run, as they were when it began.
+
+    Args:
+        callbacks: All of them, in order.
+    """
+
+    def __init__(self, callbacks: Iterable[keras.callbacks.Callback]) -> None:
+        self._callbacks = list(callbacks)
+        self._before = states_of(self._callbacks, {})
+
+    def state(self, arrays: Arrays) -> dict[str, Any]:
+        """What they have come to, history among it; arrays go to `arrays`."""
+        history = self._history()
+        values = {} if history is None else history.history
+        return {
+            "callbacks": changed(states_of(self._callbacks, arrays), self._before),
+            "history": encode_what_can_be(values, "history", arrays),
+            "epochs": [] if history is None else list(history.epoch),
+        }
+
+    def restore(self, state: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+        """Lets them go on from what `state` said in an earlier run."""
+        restore(self._callbacks, state["callbacks"], self._before, arrays)
+        history = self._history()
+        if history is not None:
+            values = state["history"].items()
+            history.history = {name: decode(value, arrays) for name, value in values}
+            history.epoch = list(state["epochs"])
+
+    def _history(self) -> keras.callbacks.History | None:
+        for callback in self._callbacks:
+            if isinstance(callback, keras.callbacks.History):
+                return callback
+        return None
 
 
 class NotPlain(Exception):

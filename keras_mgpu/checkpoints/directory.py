@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from typing import Any
 
 import tensorflow as tf
@@ -33,7 +34,7 @@ def make_directory(directory: str) -> None:
     Raises:
         PermissionError: If it cannot.
     """
-    probe = files.join(directory, ".writable")
+    probe = files.join(directory, f".writable-{uuid.uuid4().hex}")
     try:
         files.gfile.makedirs(directory)
         with files.gfile.GFile(probe, "w") as file:

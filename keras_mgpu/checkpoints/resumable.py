@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -28,11 +28,13 @@ class Position:
         number: Of the pass over the data.
         batch: Batches of that pass that were trained.
         seed: What the order of every pass follows from.
+        num_batches: Batches in a pass, `None` if that is not known.
     """
 
     number: int = 0
     batch: int = 0
     seed: int = 0
+    num_batches: int | None = None
 
 
 def resumable(
@@ -116,12 +118,12 @@ class ResumableDataset(tf.data.Dataset):
         seed: int = 0,
     ) -> None:
         self.num_batches = num_batches
-        self.running = Position(-1, 0, seed)
-        self._next = Position(0, 0, seed)
+        self.running = Position(-1, 0, seed, num_batches)
+        self._next = Position(0, 0, seed, num_batches)
 
         def begin() -> np.ndarray:
             place = self.running = self._next
-            self._next = Position(place.number + 1, 0, place.seed)
+            self._next = replace(place, number=place.number + 1, batch=0)
             prepare(place.number)
             return np.array([place.number, place.batch, place.seed], np.int64)
 
@@ -138,9 +140,15 @@ class ResumableDataset(tf.data.Dataset):
         """Where the next iteration begins."""
         return self._next
 
-    def seek(self, place: Position) -> None:
-        """Lets the next iteration begin at `place`."""
-        self._next = place
+    def seek(self, place: Position) -> bool:
+        """Lets the next iteration begin at `place`; returns whether that is a place in this data.
+
+        Data of another length, or in batches of another size, has other places.
+        """
+        fits = place.num_batches == self.num_batches
+        if fits:
+            self._next = place
+        return fits
 
     def cardinality(self) -> tf.Tensor:
         unknown = tf.data.experimental.UNKNOWN_CARDINALITY

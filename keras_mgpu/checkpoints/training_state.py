@@ -15,8 +15,8 @@ import tensorflow as tf
 from keras_mgpu.checkpoints import variables as named
 from keras_mgpu.checkpoints.loading import Loaded
 from keras_mgpu.checkpoints.manifest import Manifest
+from keras_mgpu.checkpoints.parts import Snapshot
 from keras_mgpu.checkpoints.resumable import Position
-from keras_mgpu.checkpoints.saver import Snapshot
 from keras_mgpu.checkpoints.variables import unsplit
 from keras_mgpu.checkpoints.workers import Workers
 from keras_mgpu.version import __version__

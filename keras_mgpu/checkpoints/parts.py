@@ -1,0 +1,139 @@
+"""A snapshot on its way to disk: each worker's part of it, and how parts become one checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import tensorflow as tf
+
+from keras_mgpu.checkpoints import bundle, files
+from keras_mgpu.checkpoints import store as stores
+from keras_mgpu.checkpoints.manifest import FileEntry, Manifest, TensorEntry
+from keras_mgpu.checkpoints.variables import entries_of
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A moment of training, in host memory.
+
+    Args:
+        manifest: What is known before anything is written.
+        parts: For each device, the tensors that this worker writes.
+        state: What is no tensor.
+        own_state: What of it belongs to this worker alone.
+        model: The model as Keras writes it down, or `None` if it cannot be.
+    """
+
+    manifest: Manifest
+    parts: Mapping[str, bundle.TensorsByKey]
+    state: Mapping[str, Any]
+    own_state: Mapping[str, Any]
+    model: str | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one worker has written into a folder.
+
+    Args:
+        worker: Its number.
+        token: The attempt it belongs to.
+        prefixes: Its bundles, in order.
+        files: Their data files.
+        tensors: What is in them.
+        state: What belongs to this worker alone.
+    """
+
+    worker: int
+    token: str = ""
+    prefixes: tuple[str, ...] = ()
+    files: tuple[FileEntry, ...] = ()
+    tensors: tuple[TensorEntry, ...] = ()
+    state: Mapping[str, Any] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.num_bytes for file in self.files)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Part:
+        return cls(
+            fields["worker"],
+            fields["token"],
+            tuple(fields["prefixes"]),
+            tuple(FileEntry(**each) for each in fields["files"]),
+            tuple(TensorEntry(e["key"], tuple(e["shape"]), e["dtype"]) for e in fields["tensors"]),
+            fields["state"],
+        )
+
+
+def write_part(staging: str, worker: int, snapshot: Snapshot, token: str) -> Part:
+    """Writes this worker's tensors, and a file that says so.
+
+    One thread for each device writes; others bring to disk and check what has been written.
+    """
+    groups = [
+        (f"part-{worker}-{number}", group)
+        for number, group in enumerate(
+            group for tensors in snapshot.parts.values() for group in bundle.shards(tensors)
+        )
+    ]
+
+    def write(group: tuple[str, dict[str, tf.Tensor]]) -> Future[FileEntry]:
+        prefix, tensors = group
+        bundle.write(files.join(staging, prefix), tensors)
+        return finishing.submit(_finish_file, staging, bundle.data_file(prefix))
+
+    with ThreadPoolExecutor(2) as finishing:
+        with ThreadPoolExecutor(max(1, len(snapshot.parts))) as writing:
+            futures = list(writing.map(write, groups))
+        entries = tuple(future.result() for future in futures)
+    part = Part(
+        worker,
+        token,
+        tuple(prefix for prefix, _ in groups),
+        entries,
+        tuple(entry for _, group in groups for entry in entries_of(group)),
+        snapshot.own_state,
+    )
+    if worker > 0:
+        name = f"part-{worker}.json"
+        unsigned = files.join(staging, f"{name}.tempstate0")
+        files.write_text(unsigned, json.dumps(asdict(part)))
+        files.gfile.rename(unsigned, files.join(staging, name), overwrite=True)
+    return part
+
+
+def complete(staging: str, snapshot: Snapshot, parts: list[Part]) -> Manifest:
+    """Makes one bundle of all parts and writes the files beside it; returns the manifest."""
+    prefixes = [files.join(staging, prefix) for part in parts for prefix in part.prefixes]
+    bundle.merge(prefixes, files.join(staging, stores.BUNDLE))
+    data = [file for part in parts for file in part.files]
+    entries = [
+        replace(file, name=bundle.data_file(stores.BUNDLE, index, len(data)))
+        for index, file in enumerate(data)
+    ]
+    state = {**snapshot.state, "workers": [part.state for part in parts]}
+    texts = {stores.STATE: json.dumps(state)}
+    if snapshot.model is not None:
+        texts[stores.MODEL] = snapshot.model
+    for name, text in texts.items():
+        files.write_text(files.join(staging, name), text)
+    for name in [bundle.index_file(stores.BUNDLE), *texts]:
+        entries.append(_finish_file(staging, name))
+    for name in [stores.ATTEMPT, *(f"part-{part.worker}.json" for part in parts)]:
+        files.remove(files.join(staging, name))
+    tensors = tuple(tensor for part in parts for tensor in part.tensors)
+    return replace(snapshot.manifest, files=tuple(entries), tensors=tensors)
+
+
+def _finish_file(folder: str, name: str) -> FileEntry:
+    """Returns when a file is on disk; reads it back for its checksum."""
+    path = files.join(folder, name)
+    crc32 = files.checksum(path)
+    files.sync(path)
+    return FileEntry(name, files.size(path), crc32)
