@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import keras_mgpu as km
-from keras_mgpu.checkpoints import bundle
+from keras_mgpu.checkpoints import bundle, progress
 from keras_mgpu.checkpoints.saver import CheckpointError
 from keras_mgpu.checkpoints.store import Store
 
@@ -167,7 +167,8 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     assert steps(tmp_path) == [1, 4]
 
 
-def test_what_is_written_is_the_moment_of_the_save(tmp_path, monkeypatch):
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_what_is_written_is_the_moment_of_the_save(tmp_path, monkeypatch, jit_compile):
     """Even though the weights have moved on when it is written."""
     write = bundle.write
 
@@ -182,6 +183,7 @@ def test_what_is_written_is_the_moment_of_the_save(tmp_path, monkeypatch):
         values[batch + 1] = [v.numpy().copy() for v in model.trainable_variables]
 
     model = runs.make_model(run_eagerly=False)
+    model.compile("adam", model.loss, jit_compile=jit_compile)
     fit(
         tmp_path,
         keras.callbacks.LambdaCallback(on_train_batch_end=record),
@@ -190,6 +192,7 @@ def test_what_is_written_is_the_moment_of_the_save(tmp_path, monkeypatch):
         keep_last=9,
     )
     other = runs.make_model()
+    other.compile("adam", model.loss)
     km.restore_checkpoint(Store(str(tmp_path)).find(2).path, other)
     for one, two in zip(values[2], other.trainable_variables):
         np.testing.assert_array_equal(one, two.numpy())
@@ -261,6 +264,43 @@ def test_a_second_sigterm_stops_at_once(tmp_path):
     assert steps(tmp_path) == []
 
 
+def test_after_an_error_in_training_signals_are_what_they_were(tmp_path):
+    """Keras tells no callback that training has failed."""
+
+    class AtOnce(Exception):
+        pass
+
+    def previous(number, frame):
+        raise AtOnce
+
+    before = signal.signal(signal.SIGTERM, previous)
+    try:
+        with pytest.raises(runs.Interrupted):
+            fit(tmp_path, runs.InterruptAfter(2))
+        with pytest.raises(AtOnce):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.1)
+        assert signal.getsignal(signal.SIGTERM) is previous
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_signal_during_the_last_batch_still_ends_the_program(tmp_path):
+    class AtOnce(Exception):
+        pass
+
+    def previous(number, frame):
+        raise AtOnce
+
+    before = signal.signal(signal.SIGTERM, previous)
+    try:
+        with pytest.raises(AtOnce):
+            fit(tmp_path, SendSigterm(STEPS), epochs=1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert steps(tmp_path) == [STEPS]
+
+
 def test_no_signals_outside_the_main_thread(tmp_path):
     errors = []
 
@@ -275,6 +315,40 @@ def test_no_signals_outside_the_main_thread(tmp_path):
     thread.join()
     assert not errors
     assert steps(tmp_path) == [STEPS]
+
+
+# What is said.
+
+
+def test_a_complete_run_says_so(tmp_path, caplog):
+    fit(tmp_path)
+    fit(tmp_path)
+    assert "is complete: there was nothing left to train" in caplog.text
+    assert steps(tmp_path) == [STEPS]
+
+
+def test_data_in_other_batches_begins_with_the_next_epoch(tmp_path, caplog):
+    with pytest.raises(runs.Interrupted):
+        fit(tmp_path, runs.InterruptAfter(3), epochs=2, save_freq=1)
+    x, y = runs.arrays()
+    model = runs.make_model()
+    history = model.fit(
+        km.resumable(x, y, batch_size=5),
+        epochs=2,
+        callbacks=[km.DistributedCheckpoint(tmp_path)],
+        verbose=0,
+        shuffle=False,
+    )
+    assert history.epoch == [1]
+    assert "batches of another size" in caplog.text
+
+
+def test_long_reads_show_progress(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(progress, "LOG_SECONDS", 0)
+    fit(tmp_path)
+    with caplog.at_level(logging.INFO):
+        km.restore_checkpoint(tmp_path, runs.make_model())
+    assert "Reading 000001-step-4: 100 %" in caplog.text
 
 
 # TensorBoard.
