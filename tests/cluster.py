@@ -1,4 +1,4 @@
-"""Starts several worker processes on this machine."""
+"""Several devices, and several worker processes, on this machine."""
 
 import json
 import os
@@ -8,6 +8,18 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
+
+
+def mirrored(devices):
+    """Two strategies in one process use the same keys for different collective operations.
+
+    So this one goes without them.
+    """
+    import tensorflow as tf
+
+    return tf.distribute.MirroredStrategy(
+        devices, cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
 
 
 def free_ports(count):

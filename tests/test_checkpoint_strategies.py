@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cluster
 import keras
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ HERE = Path(__file__).parent
 def strategies(devices):
     return {
         "one device": lambda: tf.distribute.OneDeviceStrategy(devices[1]),
-        "mirrored": lambda: tf.distribute.MirroredStrategy(devices[:2]),
+        "mirrored": lambda: cluster.mirrored(devices[:2]),
         "one worker": tf.distribute.MultiWorkerMirroredStrategy,
         "central storage": lambda: tf.distribute.experimental.CentralStorageStrategy(
             compute_devices=devices[:2], parameter_device=devices[0]

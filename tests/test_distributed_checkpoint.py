@@ -278,8 +278,7 @@ def test_after_an_error_in_training_signals_are_what_they_were(tmp_path):
         with pytest.raises(runs.Interrupted):
             fit(tmp_path, runs.InterruptAfter(2))
         with pytest.raises(AtOnce):
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.1)
+            signal.raise_signal(signal.SIGTERM)
         assert signal.getsignal(signal.SIGTERM) is previous
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -15,7 +15,7 @@ NAMES = ("plain", "mirrored", "central storage", "2 stages", "4 stages")
 
 def make(name, devices):
     if name == "mirrored":
-        with tf.distribute.MirroredStrategy(devices[:2]).scope():
+        with cluster.mirrored(devices[:2]).scope():
             return worker.make_model()
     if name == "central storage":
         strategy = tf.distribute.experimental.CentralStorageStrategy(

@@ -76,10 +76,10 @@ def read(
     """
     groups: list[list[TensorEntry]] = [[] for _ in range(READERS)]
     loads = [0] * READERS
-    for entry in sorted(entries, key=_num_bytes, reverse=True):
+    for entry in sorted(entries, key=num_bytes_saved, reverse=True):
         lightest = loads.index(min(loads))
         groups[lightest].append(entry)
-        loads[lightest] += _num_bytes(entry)
+        loads[lightest] += num_bytes_saved(entry)
     with ThreadPoolExecutor(READERS) as pool:
         found = list(pool.map(lambda group: _read_group(prefix, group, progress), groups))
     return {key: tensor for group in found for key, tensor in group.items()}
@@ -97,7 +97,7 @@ def _read_group(
                 shape_and_slices=[""],
                 dtypes=[tf.as_dtype(entry.dtype)],
             )
-        progress(_num_bytes(entry))
+        progress(num_bytes_saved(entry))
     return found
 
 
@@ -116,7 +116,7 @@ def num_bytes_of(tensor: tf.Tensor) -> int:
     return int(tensor.shape.num_elements() * tensor.dtype.size)
 
 
-def _num_bytes(entry: TensorEntry) -> int:
+def num_bytes_saved(entry: TensorEntry) -> int:
     count = tf.as_dtype(entry.dtype).size
     for size in entry.shape:
         count *= size

@@ -55,7 +55,8 @@ def load(entry: Entry, accept: Callable[[Manifest], None] = lambda manifest: Non
         if check(entry.path, file):
             raise DamagedError("; ".join(damages(entry)))
     accept(manifest)
-    with progress_of(f"Reading {entry.name}", manifest.num_bytes) as progress:
+    num_bytes = sum(map(bundle.num_bytes_saved, manifest.tensors))
+    with progress_of(f"Reading {entry.name}", num_bytes) as progress:
         try:
             tensors = bundle.read(files.join(entry.path, BUNDLE), manifest.tensors, progress)
         except tf.errors.OpError as error:
