@@ -6,6 +6,7 @@ a variable to another device. When a new Keras release breaks one of these, it b
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import types
@@ -162,13 +163,31 @@ def variables_by_layer(layer: Any, path: str = "") -> Iterator[tuple[str, keras.
     name of the model or does not. A variable of a shared layer comes several times.
     """
     for variable in [*layer._trainable_variables, *layer._non_trainable_variables]:
-        yield f"{path}{variable.name}", variable
+        yield f"{path}{lasting_name(variable)}", variable
     for generator in layer._seed_generators:
         yield f"{path}seed", generator.state
+    if isinstance(layer, keras.layers.RNN) and layer.stateful:
+        for state in tree.flatten(layer.states or ()):
+            yield f"{path}state", state
     is_container = isinstance(layer, (keras.Sequential, Functional))
     below = list(layer.layers if is_container else layer._layers)
     for name, sublayer in zip(_lasting_names(below), below):
         yield from variables_by_layer(sublayer, f"{path}{name}/")
+
+
+def lasting_name(variable: keras.Variable) -> str:
+    """The name of a variable; `variable_7` was numbered by the process, and is `variable`."""
+    return "variable" if re.fullmatch(r"variable_\d+", variable.name) else variable.name
+
+
+def optimizers_of(model: Any) -> dict[str, Any]:
+    """Optimizers that a model keeps beside the compiled one, by the name of the attribute."""
+    main = getattr(model, "optimizer", None)
+    return {
+        name: value
+        for name, value in vars(model).items()
+        if isinstance(value, keras.optimizers.Optimizer) and value is not main
+    }
 
 
 def _lasting_names(layers: list[Any]) -> list[str]:
@@ -244,7 +263,8 @@ def training_call() -> TrainingCall:
 def build_like_fit(model: keras.Model, epoch_iterator: Any) -> None:
     """Makes the variables of model, metrics and optimizer that `fit` would make in its first step.
 
-    Only with a strategy does `fit` make them before it calls `on_train_begin`.
+    Only with a strategy does `fit` make them before it calls `on_train_begin`. A model that is
+    never called as a whole, as adversarial ones are, is left as it is: its parts have theirs.
     """
 
     def symbolic(spec: Any) -> Any:
@@ -252,7 +272,8 @@ def build_like_fit(model: keras.Model, epoch_iterator: Any) -> None:
 
     if model._distribute_strategy is None:
         spec = epoch_iterator._distributed_dataset.element_spec
-        model._symbolic_build(data_batch=tree.map_structure(symbolic, spec))
+        with contextlib.suppress(RuntimeError):
+            model._symbolic_build(data_batch=tree.map_structure(symbolic, spec))
 
 
 class EpochLength:

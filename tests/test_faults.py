@@ -54,7 +54,7 @@ def test_killed_at_any_moment(tmp_path):
     seed = random.randrange(2**32)
     print(f"seed {seed}")  # noqa: T201  Shown if it fails.
     rng = random.Random(seed)
-    save_freq, epochs = 3, 20 * NUM_KILLS  # More than they come to train.
+    save_freq, epochs = 3, 8 * NUM_KILLS  # More than they come to train.
     directory, step = tmp_path / "checkpoints", PROCESSES.Value("q", 0)
     whole = start("live", None, tmp_path / "whole.npz", step, epochs, save_freq)
     whole.join()

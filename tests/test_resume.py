@@ -230,6 +230,7 @@ def test_a_callback_of_the_users_own_goes_on_counting(tmp_path):
 
         def on_epoch_end(self, epoch, logs=None):
             self.seen.append({"epoch": epoch, "nan": float("nan")})
+            self.by_number = {epoch: {epoch, "text"}}
             self.best = self.best + 1
 
     def one(counter, interrupt_after=None):
@@ -253,6 +254,7 @@ def test_a_callback_of_the_users_own_goes_on_counting(tmp_path):
     assert later.left > 7 - 2 * EPOCH
     assert [each["epoch"] for each in later.seen] == [0, 1]
     assert np.isnan(later.seen[0]["nan"])
+    assert later.by_number == {1: {1, "text"}}
     np.testing.assert_array_equal(later.best, [2, 2])
 
 
@@ -299,3 +301,117 @@ def test_structures_and_types_come_through():
 def test_bad_data(arguments, options, message):
     with pytest.raises(ValueError, match=message):
         km.resumable(*arguments, **options)
+
+
+def interrupted(tmp_path, make_model, make_data, interrupt_after=6, callbacks=list, **options):
+    """The same run whole, and in two lives."""
+
+    def one(directory, after=None):
+        runs.fresh()
+        checkpoint = km.DistributedCheckpoint(directory, save_freq=1)
+        arguments = {"interrupt_after": after, **options}
+        return runs.train(make_model(), make_data(), *callbacks(), checkpoint, **arguments)
+
+    whole = one(tmp_path / "whole")
+    assert one(tmp_path / "parts", interrupt_after) is None
+    runs.assert_same(whole, one(tmp_path / "parts"))
+    return whole
+
+
+def test_early_stopping_stops_when_it_would_have(tmp_path):
+    """Keras turns the sign of `min_delta` in the first epoch of a run."""
+
+    def callbacks():
+        return [keras.callbacks.EarlyStopping("loss", patience=2, min_delta=10)]
+
+    whole = interrupted(tmp_path, runs.make_model, runs.make_data, callbacks=callbacks, epochs=6)
+    assert whole["epochs"] == [0, 1, 2]
+
+
+def test_the_state_of_a_recurrent_layer(tmp_path):
+    def make_model():
+        model = keras.Sequential(
+            [
+                keras.Input((2, 4), batch_size=8),
+                keras.layers.SimpleRNN(3, stateful=True),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile("sgd", "mse", run_eagerly=True)
+        return model
+
+    def make_data():
+        x = np.random.default_rng(0).standard_normal((32, 2, 4)).astype("float32")
+        return km.resumable(x, x[:, 0, :1], batch_size=8, seed=1)
+
+    interrupted(tmp_path, make_model, make_data)
+
+
+def test_class_weights(tmp_path):
+    """`fit` maps the data then, and no longer knows its length."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Your input ran out of data")
+        interrupted(
+            tmp_path,
+            runs.make_model,
+            runs.make_data,
+            interrupt_after=2 * EPOCH + 1,
+            class_weight={0: 1.0, 1: 3.0, 2: 0.5},
+        )
+
+
+def test_variables_without_names(tmp_path):
+    """Nadam has one, which Keras numbers by process."""
+
+    def make_model():
+        keras.Variable(0.0)
+        return runs.make_model(keras.optimizers.Nadam())
+
+    interrupted(tmp_path, make_model, runs.make_data)
+    keras.Variable(0.0)
+    assert km.restore_checkpoint(tmp_path / "parts", make_model()).step == 12
+
+
+class TwoOptimizers(keras.Model):
+    """As people write adversarial models: two parts, two optimizers, never called itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = [keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)]) for _ in "ab"]
+
+    def compile(self, first, second):
+        super().compile(run_eagerly=True)
+        self.first, self.second = first, second
+        for optimizer, part in zip((first, second), self.parts):
+            optimizer.build(part.trainable_variables)
+
+    def train_step(self, data):
+        x, _ = data
+        for optimizer, part in zip((self.first, self.second), self.parts):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(part(x) - 1.0))
+            weights = part.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return {"loss": loss}
+
+
+def test_several_optimizers_in_one_model(tmp_path):
+    def one(directory, after=None):
+        runs.fresh()
+        model = TwoOptimizers()
+        model.compile(keras.optimizers.Adam(0.1), keras.optimizers.SGD(0.1, momentum=0.9))
+        checkpoint = km.DistributedCheckpoint(directory, save_freq=1)
+        try:
+            callbacks = [checkpoint, runs.InterruptAfter(after or 10**9)]
+            model.fit(runs.make_data(), epochs=3, callbacks=callbacks, verbose=0, shuffle=False)
+        except runs.Interrupted:
+            return None
+        both = [*model.first.variables, *model.second.variables]
+        return [v.numpy() for v in [*model.variables, *both]]
+
+    whole = one(tmp_path / "whole")
+    assert one(tmp_path / "parts", 6) is None
+    for a, b in zip(whole, one(tmp_path / "parts")):
+        np.testing.assert_array_equal(a, b)

@@ -173,7 +173,7 @@ class DistributedCheckpoint(keras.callbacks.Callback):
             if self._batch:
                 self._put_back()
             self._loaded = None
-        elif self._batch:
+        elif self._batch and not self._is_past_the_last():
             self._save_if_due()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -304,6 +304,12 @@ class DistributedCheckpoint(keras.callbacks.Callback):
             return None
         ended = self._batch == 0 and not (self._length is not None and self._length.is_stream)
         return self._data.next if ended or self._pass is None else self._pass
+
+    def _is_past_the_last(self) -> bool:
+        """Whether no batch is left of the epoch: `fit` begins one more if it knows no length."""
+        length = None if self._data is None else self._data.num_batches
+        is_stream = self._length is not None and self._length.is_stream
+        return length is not None and not is_stream and self._batch >= length
 
     def _follow_data(self, running: Position, count: int) -> None:
         """Counts the batches that were trained of the pass over the data that is running."""

@@ -136,7 +136,8 @@ def encode(value: Any, key: str, arrays: Arrays) -> Any:
     An array's checksum stands in its place, so that two values can be compared without it.
 
     Raises:
-        NotPlain: If the value is anything but numbers, texts, arrays, and lists and dicts of them.
+        NotPlain: If the value is anything but numbers, texts, arrays, and lists, sets and dicts of
+            them.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -150,9 +151,14 @@ def encode(value: Any, key: str, arrays: Arrays) -> Any:
     if isinstance(value, (list, tuple)):
         items = [encode(each, f"{key}/{index}", arrays) for index, each in enumerate(value)]
         return {type(value).__name__: items} if type(value) in (list, tuple) else _refuse(value)
-    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
+    if type(value) is set:
+        return {"set": sorted((encode(each, key, arrays) for each in value), key=repr)}
+    if isinstance(value, dict):
         return {
-            "dict": {name: encode(each, f"{key}/{name}", arrays) for name, each in value.items()}
+            "dict": [
+                [encode(name, f"{key}/keys", arrays), encode(each, f"{key}/{name}", arrays)]
+                for name, each in value.items()
+            ]
         }
     return _refuse(value)
 
@@ -167,9 +173,9 @@ def decode(plain: Any, arrays: Mapping[str, Any]) -> Any:
     if kind == "array":
         return np.array(arrays[content[0]])
     if kind == "dict":
-        return {name: decode(each, arrays) for name, each in content.items()}
+        return {decode(name, arrays): decode(each, arrays) for name, each in content}
     items = [decode(each, arrays) for each in content]
-    return tuple(items) if kind == "tuple" else items
+    return {"tuple": tuple, "set": set, "list": list}[kind](items)
 
 
 def _refuse(value: Any) -> Any:
@@ -179,6 +185,8 @@ def _refuse(value: Any) -> Any:
 def _may_be_state(callback: Any, attribute: str) -> bool:
     if attribute.startswith("_"):
         return attribute in PRIVATE.get(type(callback).__name__, ())
+    if attribute == "min_delta" and hasattr(callback, "monitor_op"):
+        return False  # Keras turns its sign once in each run, when it learns the direction.
     return attribute not in ("params", "model")
 
 

@@ -21,6 +21,8 @@ def check_directory(directory: Any) -> str:
     path = os.fspath(directory)
     if not path:
         raise ValueError("`directory` must not be empty. Received: directory=''")
+    if "://" not in path:
+        path = os.path.abspath(path)  # A program may change its working directory later.
     if files.gfile.exists(path) and not files.gfile.isdir(path):
         raise ValueError(
             f"`directory` is a file, and checkpoints need a folder. Received: directory={path!r}"

@@ -44,8 +44,9 @@ def _model(entry: Entry) -> keras.Model:
         if compile_config and not model.compiled:
             model.compile_from_config(compile_config)
     except (TypeError, ValueError, NotImplementedError) as error:
+        why = str(error)[:200]
         raise ValueError(
-            f"The model needs code that is not here ({error}). In Python, with that code at hand: "
+            f"The model needs code that is not here ({why}). In Python, with that code at hand: "
             "`keras_mgpu.restore_checkpoint(directory, model)`, then `model.save(...)`."
         ) from error
     return model

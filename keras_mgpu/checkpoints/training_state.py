@@ -19,6 +19,7 @@ from keras_mgpu.checkpoints.parts import Snapshot
 from keras_mgpu.checkpoints.resumable import Position
 from keras_mgpu.checkpoints.variables import unsplit
 from keras_mgpu.checkpoints.workers import Workers
+from keras_mgpu.keras_internals import optimizers_of
 from keras_mgpu.version import __version__
 
 logger = logging.getLogger("keras_mgpu")
@@ -34,7 +35,7 @@ class TrainingState:
     """
 
     def __init__(self, model: Any, optimizer: Any = None, workers: Workers | None = None) -> None:
-        if not unsplit(model).built:
+        if not unsplit(model).variables:
             raise ValueError(
                 "The model has no variables yet. Build it first, such as by "
                 f"`model.build(input_shape)`. Received: model={model}"
@@ -123,9 +124,14 @@ class TrainingState:
         if not differs:
             return
         if strict:
+            unbuilt = [
+                f"`model.{name}` has no slots yet: call `model.{name}.build(variables)` first.\n"
+                for name, each in optimizers_of(unsplit(self._model)).items()
+                if not each.built
+            ]
             raise ValueError(
                 "The checkpoint is not one of this model and optimizer. Nothing was changed.\n"
-                f"{differs}\n"
+                f"{differs}\n{''.join(unbuilt)}"
                 "To take what fits, use `keras_mgpu.restore_checkpoint(..., strict=False)`."
             )
         logger.warning("Only what fits is taken from the checkpoint:\n%s", differs)

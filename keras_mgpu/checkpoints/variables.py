@@ -17,7 +17,9 @@ import tensorflow as tf
 from keras_mgpu.checkpoints.manifest import TensorEntry
 from keras_mgpu.keras_internals import (
     global_seed_state,
+    lasting_name,
     optimizer_variables,
+    optimizers_of,
     slots_of,
     variables_by_layer,
 )
@@ -41,12 +43,15 @@ def variables_of(model: Any, optimizer: Any = None) -> dict[str, Any]:
         named.add(f"model/{path}", variable)
     for variable in unsplit(model).variables:
         named.add(f"model/{variable.path}", variable)  # Those that belong to no layer, if any.
-    if optimizer is not None:
-        for variable, slot in slots_of(optimizer):
+    others = {f"optimizers/{name}": each for name, each in optimizers_of(unsplit(model)).items()}
+    for prefix, each in {"optimizer": optimizer, **others}.items():
+        if each is None:
+            continue
+        for variable, slot in slots_of(each) if each.built else ():
             kind = slot.name.removeprefix(variable.path.replace("/", "_") + "_")
-            named.add(f"optimizer/{kind}/{named.key_of(variable)}", slot)
-        for variable in optimizer_variables(optimizer):
-            named.add(f"optimizer/{variable.name}", variable)
+            named.add(f"{prefix}/{kind}/{named.key_of(variable)}", slot)
+        for variable in optimizer_variables(each):
+            named.add(f"{prefix}/{lasting_name(variable)}", variable)
     seed = global_seed_state()
     if seed is not None:
         named.add("seeds/global", seed)
@@ -235,7 +240,7 @@ def _fits(tensor: tf.Tensor, variable: Any) -> bool:
 
 
 def _is_variable(key: str) -> bool:
-    return key.startswith(("model/", "optimizer/"))
+    return key.startswith(("model/", "optimizer/", "optimizers/"))
 
 
 def _say(entry: TensorEntry) -> str:
