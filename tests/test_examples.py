@@ -53,7 +53,7 @@ def check_kill_and_resume(output, folder):
     killed = subprocess.run([*example, "--die-after", "19"], check=False, **options)
     assert killed.returncode == -9
     resumed = subprocess.run(example, check=True, **options)
-    assert "Going on from again/checkpoints/" in resumed.stderr
+    assert f"Going on from {folder}/again/checkpoints/" in resumed.stderr
     assert resumed.stdout.splitlines()[-1] == output.splitlines()[-1]
     assert output.splitlines()[-1].startswith("loss of each epoch: ")
 
