@@ -218,6 +218,20 @@ def test_an_error_in_the_background_is_raised_in_training(tmp_path, monkeypatch)
 # Signals.
 
 
+class AtOnce(Exception):
+    """What the handler that was there before does."""
+
+
+@pytest.fixture
+def previous():
+    def handler(number, frame):
+        raise AtOnce
+
+    before = signal.signal(signal.SIGTERM, handler)
+    yield handler
+    signal.signal(signal.SIGTERM, before)
+
+
 class SendSigterm(keras.callbacks.Callback):
     def __init__(self, after, times=1):
         super().__init__()
@@ -247,56 +261,26 @@ def test_sigterm_saves_and_stops(tmp_path, caplog, after):
     assert steps(tmp_path)[-1] == 3 * STEPS
 
 
-def test_a_second_sigterm_stops_at_once(tmp_path):
-    class AtOnce(Exception):
-        pass
-
-    def previous(number, frame):
-        raise AtOnce
-
-    before = signal.signal(signal.SIGTERM, previous)
-    try:
-        with pytest.raises(AtOnce):
-            fit(tmp_path, SendSigterm(2, times=2), epochs=3)
-        assert signal.getsignal(signal.SIGTERM) is previous
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def test_a_second_sigterm_stops_at_once(tmp_path, previous):
+    with pytest.raises(AtOnce):
+        fit(tmp_path, SendSigterm(2, times=2), epochs=3)
+    assert signal.getsignal(signal.SIGTERM) is previous
     assert steps(tmp_path) == []
 
 
-def test_after_an_error_in_training_signals_are_what_they_were(tmp_path):
+def test_after_an_error_in_training_signals_are_what_they_were(tmp_path, previous):
     """Keras tells no callback that training has failed."""
 
-    class AtOnce(Exception):
-        pass
-
-    def previous(number, frame):
-        raise AtOnce
-
-    before = signal.signal(signal.SIGTERM, previous)
-    try:
-        with pytest.raises(runs.Interrupted):
-            fit(tmp_path, runs.InterruptAfter(2))
-        with pytest.raises(AtOnce):
-            signal.raise_signal(signal.SIGTERM)
-        assert signal.getsignal(signal.SIGTERM) is previous
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with pytest.raises(runs.Interrupted):
+        fit(tmp_path, runs.InterruptAfter(2))
+    with pytest.raises(AtOnce):
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is previous
 
 
-def test_a_signal_during_the_last_batch_still_ends_the_program(tmp_path):
-    class AtOnce(Exception):
-        pass
-
-    def previous(number, frame):
-        raise AtOnce
-
-    before = signal.signal(signal.SIGTERM, previous)
-    try:
-        with pytest.raises(AtOnce):
-            fit(tmp_path, SendSigterm(STEPS), epochs=1)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def test_a_signal_during_the_last_batch_still_ends_the_program(tmp_path, previous):
+    with pytest.raises(AtOnce):
+        fit(tmp_path, SendSigterm(STEPS), epochs=1)
     assert steps(tmp_path) == [STEPS]
 
 
