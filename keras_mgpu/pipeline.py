@@ -15,10 +15,12 @@ import tensorflow as tf
 
 from keras_mgpu import micro_batches
 from keras_mgpu import named_schedules as schedules
+from keras_mgpu.batch import Batch
+from keras_mgpu.compiled_loss import CompiledLoss
 from keras_mgpu.executor import Trainer, infer
 from keras_mgpu.graph_optimizer import OptimizeStagesOnly
 from keras_mgpu.layer_calls import LayerCalls, Value
-from keras_mgpu.loss_head import Batch, CompiledLoss, LossHead
+from keras_mgpu.loss_head import LossHead
 from keras_mgpu.partition import PartitionPlan
 from keras_mgpu.schedule import Schedule
 from keras_mgpu.stage_function import StageFunction

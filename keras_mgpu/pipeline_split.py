@@ -12,9 +12,10 @@ import keras
 import tensorflow as tf
 
 from keras_mgpu import checks, errors, layer_calls, loss_terms, optimizers, planning
+from keras_mgpu.batch import Batch
+from keras_mgpu.compiled_loss import CompiledLoss
 from keras_mgpu.keras_internals import no_automatic_dependency_tracking
 from keras_mgpu.layer_calls import LayerCalls
-from keras_mgpu.loss_head import Batch, CompiledLoss
 from keras_mgpu.partition import PartitionPlan
 from keras_mgpu.pipeline import Pipeline
 from keras_mgpu.schedule import Schedule

@@ -11,8 +11,9 @@ import tensorflow as tf
 from keras import tree
 
 from keras_mgpu import micro_batches
+from keras_mgpu.batch import Batch
 from keras_mgpu.layer_calls import Value
-from keras_mgpu.loss_head import Batch, merge_masked
+from keras_mgpu.loss_head import merge_masked
 from keras_mgpu.loss_terms import ONE
 from keras_mgpu.stage_function import AssignmentScope
 
