@@ -40,15 +40,10 @@ def main(directory, stop_after):
         model = worker.make_model()
         model.optimizer.build(model.trainable_variables)
 
+    on_replica = worker.make_replica_step(model)
+
     @tf.function
     def step(x, y):
-        def on_replica(x, y):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
-            weights = model.trainable_variables
-            model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
-            return loss
-
         return strategy.run(on_replica, (x, y))
 
     checkpoint = km.DistributedCheckpoint(directory / "checkpoints", save_freq=2)

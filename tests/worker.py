@@ -41,13 +41,19 @@ def values_of(model):
     return {key: each.numpy() for key, each in variables_of(model, model.optimizer).items()}
 
 
-def make_step(strategy, model):
+def make_replica_step(model):
     def on_replica(x, y):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
         weights = model.trainable_variables
         model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
         return loss
+
+    return on_replica
+
+
+def make_step(strategy, model):
+    on_replica = make_replica_step(model)
 
     @tf.function
     def step(x, y):
