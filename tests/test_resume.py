@@ -176,6 +176,25 @@ def test_more_epochs_go_on_from_the_end(tmp_path):
     runs.assert_same(whole, one(tmp_path / "parts", 3))
 
 
+def test_another_epoch_to_begin_at_is_passed_over_and_that_is_said(tmp_path, caplog):
+    def one(epochs, initial_epoch):
+        runs.fresh()
+        callback = km.DistributedCheckpoint(tmp_path)
+        return runs.train(
+            runs.make_model(),
+            runs.make_data(),
+            callback,
+            epochs=epochs,
+            initial_epoch=initial_epoch,
+        )
+
+    one(1, 0)
+    one(2, 1)
+    assert "initial_epoch" not in caplog.text
+    assert one(4, 3)["epochs"] == [0, 1, 2, 3]
+    assert "`initial_epoch=3` is passed over" in caplog.text
+
+
 def test_plain_arrays_go_on_at_the_next_epoch_and_that_is_said_once(tmp_path, caplog):
     x, y = runs.arrays()
 

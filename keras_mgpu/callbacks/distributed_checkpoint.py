@@ -126,6 +126,7 @@ class DistributedCheckpoint(keras.callbacks.Callback):
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         call = training_call()
         self._neighbours = Neighbours(each for each in call.callbacks if each is not self)
+        self._asked_epoch = call.names.get("initial_epoch") or 0
         iterator = call.names.get("epoch_iterator")
         self._length = None if iterator is None else EpochLength(iterator)
         data = self._given_data if self._given_data is not None else call.names.get("x")
@@ -241,6 +242,13 @@ class DistributedCheckpoint(keras.callbacks.Callback):
                 why,
             )
         self._begin_counting(manifest.step)
+        if self._asked_epoch not in (0, self.initial_epoch):
+            logger.warning(
+                "`initial_epoch=%d` is passed over: the run in %s goes on with epoch index %d.",
+                self._asked_epoch,
+                self.directory,
+                self.initial_epoch,
+            )
         begin_at_epoch(self.model, self.initial_epoch)
         logger.info(
             "Going on from %s: epoch %d, batch %d.",

@@ -222,15 +222,15 @@ def _of_dataset(dataset: tf.data.Dataset) -> ResumableDataset:
 
 
 def _of_py_dataset(dataset: keras.utils.PyDataset) -> ResumableDataset:
-    ended = itertools.count(1)
-    state = {"ended": 0}
+    num_ended = 0
     num_batches = dataset.num_batches
     specs = _specs(dataset)
 
     def prepare(number: int) -> None:
-        while state["ended"] < number:
+        nonlocal num_ended
+        while num_ended < number:
             dataset.on_epoch_end()
-            state["ended"] = next(ended)
+            num_ended += 1
 
     def get(index: int) -> list[np.ndarray]:
         return [
