@@ -217,7 +217,8 @@ def _nested_graph(node: Any) -> Functional | None:
     """The graph inside a call of a nested model, if walking it means the same as calling it."""
     graph = graph_of(node.operation)
     arguments = node.arguments
-    is_plain_call = len(arguments.args) == 1 and set(arguments.kwargs) <= {"training"}
+    given = {name for name, value in arguments.kwargs.items() if value is not None}
+    is_plain_call = len(arguments.args) == 1 and given <= {"training"}
     has_own_effects = getattr(node.operation, "activity_regularizer", None) is not None
     return graph if is_plain_call and not has_own_effects else None
 

@@ -148,3 +148,10 @@ def test_recurrent_stages_can_be_measured(devices):
     assert sizes.inputs[0] >= 4 * 5 * 4
     with pytest.raises(ValueError, match="num_samples=0"):
         split.measure(0)
+
+
+def test_a_nested_model_is_cut_inside(devices):
+    inner = keras.Sequential([keras.Input((4,)), *[layers.Dense(4) for _ in range(4)]], name="in")
+    model = keras.Sequential([keras.Input((4,)), inner, layers.Dense(2)])
+    split = PipelineSplit(model, devices[:2], cuts=[f"in/{inner.layers[1].name}"])
+    assert [len(stage.layers) for stage in split.stages] == [2, 3]
