@@ -47,7 +47,7 @@ def add_checkpoints(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> str:
-    from keras_mgpu.checkpoints import files
+    from keras_mgpu import files
 
     if not files.gfile.isdir(args.directory):
         raise ValueError(f"No such directory. Received: {args.directory!r}")

@@ -64,6 +64,28 @@ def move_variable(variable: keras.Variable, value: tf.Variable) -> None:
     variable._value = value
 
 
+def value_of(variable: Any) -> Any:
+    """The TensorFlow variable inside a Keras variable; itself, if it is one already."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def copies_of(variable: Any) -> tuple[Any, ...]:
+    """The variables of this process that a variable is made of: one for each replica, or itself."""
+    return tuple(getattr(value_of(variable), "values", None) or (value_of(variable),))
+
+
+def sublayers_of(layer: Any) -> list[Any]:
+    """The layers right inside a layer."""
+    is_container = isinstance(layer, (keras.Sequential, Functional))
+    return list(layer.layers if is_container else getattr(layer, "_layers", ()))
+
+
+def own_variables(layer: Any) -> list[keras.Variable]:
+    """The variables of this one layer, not of its sublayers; seeds among them."""
+    seeds = [generator.state for generator in layer._seed_generators]
+    return [*layer._trainable_variables, *layer._non_trainable_variables, *seeds]
+
+
 def own_state(layer: keras.Layer) -> list[keras.Variable]:
     """What calling this one layer (not its sublayers) may assign: statistics, seeds, metrics.
 
@@ -169,8 +191,7 @@ def variables_by_layer(layer: Any, path: str = "") -> Iterator[tuple[str, keras.
     if isinstance(layer, keras.layers.RNN) and layer.stateful:
         for state in tree.flatten(layer.states or ()):
             yield f"{path}state", state
-    is_container = isinstance(layer, (keras.Sequential, Functional))
-    below = list(layer.layers if is_container else layer._layers)
+    below = sublayers_of(layer)
     for name, sublayer in zip(_lasting_names(below), below):
         yield from variables_by_layer(sublayer, f"{path}{name}/")
 
@@ -309,3 +330,9 @@ class EpochLength:
 def begin_at_epoch(model: Any, epoch: int | None) -> None:
     """Lets a `fit` that is about to begin start at a later epoch; `None` takes that back."""
     model._initial_epoch = epoch
+
+
+def num_samples_counted(model: Any) -> int:
+    """How many samples one replica has trained since metrics were reset, if Keras counts them."""
+    count = getattr(getattr(model, "_loss_tracker", None), "count", None)
+    return 0 if count is None else int(copies_of(count)[0].numpy())

@@ -38,7 +38,7 @@ def imports(path):
 
 
 def module_of(path):
-    """`keras_mgpu/checkpoints/files.py` is `checkpoints.files`."""
+    """`keras_mgpu/checkpoints/store.py` is `checkpoints.store`."""
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
 
 

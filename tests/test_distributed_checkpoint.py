@@ -472,7 +472,7 @@ def test_a_directory_that_is_a_file(tmp_path):
 
 def test_a_directory_below_a_file(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(PermissionError, match="cannot be written to"):
+    with pytest.raises(PermissionError, match="Cannot write to"):
         fit(tmp_path / "file" / "below")
 
 

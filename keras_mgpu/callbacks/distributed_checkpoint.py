@@ -13,9 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_mgpu.checkpoints import files
+from keras_mgpu import files
 from keras_mgpu.checkpoints.callback_state import Neighbours
-from keras_mgpu.checkpoints.directory import check_directory, make_directory
 from keras_mgpu.checkpoints.loading import Loaded, newest_intact
 from keras_mgpu.checkpoints.preemption import Preempted, StopRequest
 from keras_mgpu.checkpoints.resumable import Position, ResumableDataset
@@ -25,14 +24,15 @@ from keras_mgpu.checkpoints.save_timing import Passed, make_timing
 from keras_mgpu.checkpoints.saver import Saver, SaveReport
 from keras_mgpu.checkpoints.store import Store
 from keras_mgpu.checkpoints.training_state import TrainingState, steps_of
-from keras_mgpu.checkpoints.variables import unsplit
-from keras_mgpu.checkpoints.workers import workers_of
+from keras_mgpu.directory import check_directory, make_directory
 from keras_mgpu.keras_internals import (
     EpochLength,
     begin_at_epoch,
     build_like_fit,
     training_call,
 )
+from keras_mgpu.unsplit import unsplit
+from keras_mgpu.workers import workers_of
 
 logger = logging.getLogger("keras_mgpu")
 

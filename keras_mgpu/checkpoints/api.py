@@ -9,7 +9,6 @@ from typing import Any
 
 import keras
 
-from keras_mgpu.checkpoints.directory import check_directory, make_directory
 from keras_mgpu.checkpoints.loading import Loaded, damages, load, newest_intact
 from keras_mgpu.checkpoints.manifest import DamagedError, Manifest
 from keras_mgpu.checkpoints.resumable import ResumableDataset
@@ -17,7 +16,8 @@ from keras_mgpu.checkpoints.retention import Retention
 from keras_mgpu.checkpoints.saver import Saver
 from keras_mgpu.checkpoints.store import Entry, Store, parse_path
 from keras_mgpu.checkpoints.training_state import TrainingState
-from keras_mgpu.checkpoints.workers import workers_of
+from keras_mgpu.directory import check_directory, make_directory
+from keras_mgpu.workers import workers_of
 
 logger = logging.getLogger("keras_mgpu")
 

@@ -7,8 +7,8 @@ import threading
 import types
 from typing import Any
 
-from keras_mgpu.checkpoints import files
-from keras_mgpu.checkpoints.workers import Workers
+from keras_mgpu import files
+from keras_mgpu.workers import Workers
 
 FILE_NAME = "stop.step"
 

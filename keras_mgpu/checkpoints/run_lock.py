@@ -7,7 +7,7 @@ import json
 import os
 import socket
 
-from keras_mgpu.checkpoints import files
+from keras_mgpu import files
 
 FILE_NAME = "run.lock"
 

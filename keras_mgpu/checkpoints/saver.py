@@ -18,12 +18,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_mgpu.checkpoints import files
+from keras_mgpu import files
 from keras_mgpu.checkpoints import store as stores
 from keras_mgpu.checkpoints.parts import Part, Snapshot, complete, write_part
 from keras_mgpu.checkpoints.retention import Retention, Saved
 from keras_mgpu.checkpoints.store import Store, discard, read_manifest
-from keras_mgpu.checkpoints.workers import Workers
+from keras_mgpu.workers import Workers
 
 logger = logging.getLogger("keras_mgpu")
 POLL_SECONDS = 0.05

@@ -27,7 +27,8 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from keras_mgpu.checkpoints import files, manifest
+from keras_mgpu import files
+from keras_mgpu.checkpoints import manifest
 from keras_mgpu.checkpoints.manifest import DamagedError, Manifest
 
 BUNDLE = "variables"

@@ -11,29 +11,23 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from keras_mgpu.checkpoints.manifest import TensorEntry
 from keras_mgpu.keras_internals import (
+    copies_of,
     global_seed_state,
     lasting_name,
     optimizer_variables,
     optimizers_of,
     slots_of,
+    value_of,
     variables_by_layer,
 )
+from keras_mgpu.unsplit import unsplit
 
 METRICS = "metrics/"
 Variables = Mapping[str, Any]
-
-
-def unsplit(model: Any) -> Any:
-    """The user's own model, if `model` is a `PipelineSplit` around it.
-
-    It is known by what it carries: to ask for its class would load everything that trains it.
-    """
-    return model.model if hasattr(model, "plan") and hasattr(model, "schedule") else model
 
 
 def variables_of(model: Any, optimizer: Any = None) -> dict[str, Any]:
@@ -101,7 +95,7 @@ def to_host(variables: Variables) -> dict[str, tf.Tensor]:
 
     def copy(keys: Sequence[str]) -> dict[str, tf.Tensor]:
         with tf.device("/CPU:0"):
-            return {key: tf.identity(_value(variables[key])) for key in keys}
+            return {key: tf.identity(value_of(variables[key])) for key in keys}
 
     if len(by_device) < 2:
         copies = [copy(keys) for keys in by_device.values()]
@@ -113,7 +107,7 @@ def to_host(variables: Variables) -> dict[str, tf.Tensor]:
 
 def device_of(variable: Any) -> str:
     """The device a variable lies on; of copies on several devices, that of the first."""
-    return str(getattr(_value(variable), "device", "") or "")
+    return str(getattr(value_of(variable), "device", "") or "")
 
 
 def counts_to_host(metrics: Variables, worker: int) -> dict[str, tf.Tensor]:
@@ -125,7 +119,7 @@ def counts_to_host(metrics: Variables, worker: int) -> dict[str, tf.Tensor]:
         return {
             f"workers/{worker}/{replica}/{key}": tf.identity(each)
             for key, variable in metrics.items()
-            for replica, each in enumerate(_replicas(variable))
+            for replica, each in enumerate(copies_of(variable))
         }
 
 
@@ -189,7 +183,7 @@ def assign(variables: Variables, tensors: Mapping[str, tf.Tensor]) -> None:
     for key, variable in variables.items():
         tensor = tensors.get(key)
         if tensor is not None and _fits(tensor, variable):
-            _value(variable).assign(tensor)
+            value_of(variable).assign(tensor)
 
 
 def assign_counts(
@@ -202,7 +196,7 @@ def assign_counts(
     """
     for key, variable in metrics.items():
         saved = {name: each for name, each in tensors.items() if _counts(name, key)}
-        replicas = _replicas(variable)
+        replicas = copies_of(variable)
         if not saved or not all(_fits(each, variable) for each in saved.values()):
             continue
         mine = [saved.get(f"workers/{worker}/{index}/{key}") for index in range(len(replicas))]
@@ -220,15 +214,6 @@ def _counts(name: str, key: str) -> bool:
     """Whether `name` is what some replica of some worker has counted for the metric `key`."""
     parts = name.split("/", 3)
     return parts[0] == "workers" and parts[-1] == key
-
-
-def _value(variable: Any) -> Any:
-    return variable.value if isinstance(variable, keras.Variable) else variable
-
-
-def _replicas(variable: Any) -> tuple[Any, ...]:
-    """The variables of this process that a variable is made of; itself, if it is one."""
-    return tuple(getattr(_value(variable), "values", None) or (_value(variable),))
 
 
 def _dtype(variable: Any) -> str:

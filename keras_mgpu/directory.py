@@ -1,4 +1,4 @@
-"""The directory argument that all of the checkpoint functions share."""
+"""Directories that users name: for checkpoints, and for logs."""
 
 from __future__ import annotations
 
@@ -8,30 +8,33 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_mgpu.checkpoints import files
+from keras_mgpu import files
 
 
-def check_directory(directory: Any) -> str:
-    """Returns the directory as a string, or says why it cannot be one."""
+def check_directory(directory: Any, name: str = "directory") -> str:
+    """Returns a directory as a string, or says why it cannot be one.
+
+    Args:
+        directory: What the user gave.
+        name: What the user calls it.
+    """
     if not isinstance(directory, (str, os.PathLike)):
         raise TypeError(
-            "`directory` must be a path. "
-            f"Received: directory={directory!r} (of type {type(directory).__name__})"
+            f"`{name}` must be a path. "
+            f"Received: {name}={directory!r} (of type {type(directory).__name__})"
         )
     path = os.fspath(directory)
     if not path:
-        raise ValueError("`directory` must not be empty. Received: directory=''")
+        raise ValueError(f"`{name}` must not be empty. Received: {name}=''")
     if "://" not in path:
         path = os.path.abspath(path)  # A program may change its working directory later.
     if files.gfile.exists(path) and not files.gfile.isdir(path):
-        raise ValueError(
-            f"`directory` is a file, and checkpoints need a folder. Received: directory={path!r}"
-        )
+        raise ValueError(f"`{name}` is a file, and a folder is needed. Received: {name}={path!r}")
     return path
 
 
 def make_directory(directory: str) -> None:
-    """Makes the directory, and sees whether it can be written to.
+    """Makes a directory, and sees whether it can be written to.
 
     Raises:
         PermissionError: If it cannot.
@@ -43,6 +46,4 @@ def make_directory(directory: str) -> None:
             file.write("")
         files.remove(probe)
     except tf.errors.OpError as error:
-        raise PermissionError(
-            f"Checkpoints cannot be written to {directory}: {error.message}"
-        ) from error
+        raise PermissionError(f"Cannot write to {directory}: {error.message}") from error
