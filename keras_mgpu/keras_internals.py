@@ -168,6 +168,21 @@ def slots_of(optimizer: Any) -> list[tuple[keras.Variable, keras.Variable]]:
     return found
 
 
+@contextlib.contextmanager
+def without_all_reduce(optimizer: Any) -> Iterator[None]:
+    """Lets an optimizer take the gradients as they are.
+
+    Keras sums them over replicas, and be there only one: all gradients go through a single op on
+    a single device for that, and back.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    vars(inner)["_all_reduce_sum_gradients"] = list
+    try:
+        yield
+    finally:
+        del vars(inner)["_all_reduce_sum_gradients"]
+
+
 def rekey_optimizer(optimizer: Any) -> None:
     """Lets a built optimizer find its variables again after they have moved."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):

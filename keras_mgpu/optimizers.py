@@ -13,7 +13,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_mgpu.keras_internals import move_variable, rekey_optimizer, slots_of
+from keras_mgpu.keras_internals import (
+    move_variable,
+    rekey_optimizer,
+    slots_of,
+    without_all_reduce,
+)
 from keras_mgpu.stages import copy_to
 
 HOST = "/CPU:0"
@@ -43,8 +48,16 @@ def place_slots(optimizer: Any) -> None:
     rekey_optimizer(optimizer)
 
 
+def apply_beside(
+    optimizer: Any, gradients: Sequence[Any], variables: Sequence[keras.Variable]
+) -> None:
+    """Updates variables, each on its own device."""
+    with without_all_reduce(optimizer), _beside_inputs():
+        optimizer.apply_gradients(zip(gradients, variables))
+
+
 @contextlib.contextmanager
-def beside_variables() -> Iterator[None]:
+def _beside_inputs() -> Iterator[None]:
     """Ops built inside go to the device of the variable, slot or gradient that they work on.
 
     Without it, TensorFlow sends arithmetic that names no device to the first GPU. Eager ops follow

@@ -222,8 +222,7 @@ class PipelineSplit(keras.Model):
         # What layers assigned comes before the update of the weights, as in plain Keras.
         state.assign()
         if weights:
-            with optimizers.beside_variables():
-                self.optimizer.apply_gradients(zip(gradients, weights))
+            optimizers.apply_beside(self.optimizer, gradients, weights)
         else:
             warnings.warn("The model does not have any trainable weights.", stacklevel=2)
         return self.get_metrics_result()
