@@ -28,9 +28,11 @@ setup(
     extras_require={
         "bench": ["torch==2.13.0"],
         "cuda": ["tensorflow[and-cuda]>=2.21"],
+        "nvidia": ["nvidia-ml-py>=12"],
         "dev": [
             "hypothesis>=6",
             "mypy>=1.10",
+            "nvidia-ml-py>=12",
             "psutil>=5",
             "pytest>=8",
             "pytest-xdist>=3",

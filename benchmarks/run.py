@@ -19,6 +19,7 @@ BENCHMARKS = (
     "prediction",
     "memory",
     "checkpoints",
+    "placement",
 )
 
 

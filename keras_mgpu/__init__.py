@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from keras_mgpu.version import __version__
 
 if TYPE_CHECKING:
+    from keras_mgpu.callbacks.device_placement_logger import DevicePlacementLogger
     from keras_mgpu.callbacks.distributed_checkpoint import DistributedCheckpoint
     from keras_mgpu.checkpoints.api import (
         latest_checkpoint,
@@ -19,21 +20,27 @@ if TYPE_CHECKING:
     from keras_mgpu.devices import logical_devices
     from keras_mgpu.partition import PartitionPlan
     from keras_mgpu.pipeline_split import PipelineSplit
+    from keras_mgpu.placements.api import assert_placement, placement
+    from keras_mgpu.placements.report import PlacementReport
     from keras_mgpu.planning import plan
     from keras_mgpu.schedule import Schedule
     from keras_mgpu.timeline import Timeline, replay
     from keras_mgpu.verify import VerifyReport
 
 __all__ = [
+    "DevicePlacementLogger",
     "DistributedCheckpoint",
     "PartitionPlan",
     "PipelineSplit",
+    "PlacementReport",
     "Schedule",
     "Timeline",
     "VerifyReport",
     "__version__",
+    "assert_placement",
     "latest_checkpoint",
     "logical_devices",
+    "placement",
     "plan",
     "replay",
     "restore_checkpoint",
@@ -42,14 +49,18 @@ __all__ = [
 ]
 
 _HOMES = {
+    "DevicePlacementLogger": "callbacks.device_placement_logger",
     "DistributedCheckpoint": "callbacks.distributed_checkpoint",
     "PartitionPlan": "partition",
     "PipelineSplit": "pipeline_split",
+    "PlacementReport": "placements.report",
     "Schedule": "schedule",
     "Timeline": "timeline",
     "VerifyReport": "verify",
+    "assert_placement": "placements.api",
     "latest_checkpoint": "checkpoints.api",
     "logical_devices": "devices",
+    "placement": "placements.api",
     "plan": "planning",
     "replay": "timeline",
     "restore_checkpoint": "checkpoints.api",

@@ -1,4 +1,4 @@
-"""The command line, `keras-mgpu`: devices, schedules, checkpoints, without a line of Python.
+"""The command line, `keras-mgpu`: what can be looked at without a line of Python.
 
 Each command imports what it needs when it runs, so that help comes at once and a schedule can be
 drawn without waiting for TensorFlow.
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from keras_mgpu.cli_checkpoints import add_checkpoints
+from keras_mgpu.cli_placement import add_placement
 from keras_mgpu.named_schedules import SCHEDULES, make, recomputing
 from keras_mgpu.schedule import Schedule
 from keras_mgpu.terminal import ExitWith, add_json, render, to_json
@@ -59,7 +60,7 @@ def _parser() -> _Parser:
 
     parser = _Parser(
         prog="keras-mgpu",
-        description="Looks at devices, schedules and checkpoints of Keras models on several GPUs.",
+        description="Looks at devices, schedules, placements and checkpoints of Keras models.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"keras-mgpu {__version__}")
@@ -67,6 +68,7 @@ def _parser() -> _Parser:
     _add_devices(commands)
     _add_schedule(commands)
     add_checkpoints(commands)
+    add_placement(commands)
     return parser
 
 

@@ -8,7 +8,8 @@ micro-batches decides what becomes of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -140,7 +141,8 @@ class StageFunction:
         with tf.device(self.stage.device), tf.name_scope(f"stage_{self.stage.index}"), scope:
             for call in self.stage.calls:
                 read = [values[number] for number in call.inputs]
-                values.update(zip(call.outputs, call.run(read, self.training)))
+                with _scopes_around(call):
+                    values.update(zip(call.outputs, call.run(read, self.training)))
                 added = [loss for loss in scope.losses if id(loss) not in losses]
                 losses.update((id(loss), tf.reduce_sum(loss)) for loss in added)
                 notes["loss_calls"] += [(call, read)] * len(added)
@@ -216,3 +218,16 @@ class AssignmentScope(keras.StatelessScope):
             read = tf.convert_to_tensor(variable.value)
             value = tf.stop_gradient(value) + (read - tf.stop_gradient(read))
         super().add_update((variable, value))
+
+
+@contextlib.contextmanager
+def _scopes_around(call: LayerCall) -> Iterator[None]:
+    """Name scopes for the models a layer is nested in, which are not called themselves.
+
+    The dot keeps TensorFlow's number apart from the name: `tower._1` is `tower` once more, and
+    not its neighbour `tower_1`.
+    """
+    with contextlib.ExitStack() as scopes:
+        for name in call.name.split("/")[:-1]:
+            scopes.enter_context(tf.name_scope(f"{name}."))
+        yield

@@ -1,4 +1,4 @@
-"""What the commands share: text for a terminal, plain when it is piped, and JSON for programs."""
+"""Text for a terminal or a notebook, plain when it is piped, and JSON for programs."""
 
 from __future__ import annotations
 
@@ -39,3 +39,16 @@ def render(*parts: RenderableType) -> str:
             console.print(part, soft_wrap=True)
     # Tables come padded to a rectangle; nobody wants the blanks in a file.
     return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+
+
+def show(*parts: RenderableType) -> None:
+    """Prints to the terminal or the notebook; to a pipe or a file, plain lines."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False)
+    if console.is_jupyter or console.is_terminal:
+        for part in parts:
+            console.print(part)
+    else:
+        sys.stdout.write(render(*parts))
+        sys.stdout.flush()

@@ -47,7 +47,8 @@ def main(directory, stop_after):
         return strategy.run(on_replica, (x, y))
 
     checkpoint = km.DistributedCheckpoint(directory / "checkpoints", save_freq=2)
-    callbacks = keras.callbacks.CallbackList([checkpoint], model=model, add_history=True)
+    placement = km.DevicePlacementLogger(directory / "logs", verbose=0, step=step)
+    callbacks = keras.callbacks.CallbackList([checkpoint, placement], model=model, add_history=True)
     callbacks.on_train_begin()
     start = int(model.optimizer.iterations.numpy())
     if start:

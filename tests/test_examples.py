@@ -58,11 +58,21 @@ def check_kill_and_resume(output, folder):
     assert output.splitlines()[-1].startswith("loss of each epoch: ")
 
 
+def check_placement(output, folder):
+    by_hand, split = output.split("The same layers in a pipeline")
+    assert "Optimizer slots lie far from their weights: block_1/dense_1" in by_hand
+    assert "far from their weights" not in split
+    for name in ("by_hand", "split"):
+        assert (folder / "placement_run" / name / "placement.json").is_file()
+        assert list((folder / "placement_run" / name / "placement").glob("events.out.tfevents.*"))
+
+
 CHECKS = {
     "demo.py": check_demo,
     "functional_skips.py": check_functional_skips,
     "kill_and_resume.py": check_kill_and_resume,
     "large_model.py": check_large_model,
+    "placement.py": check_placement,
 }
 
 

@@ -134,9 +134,28 @@ def die(strategy, directory):
     os.kill(os.getpid(), signal.SIGKILL)  # Without its neighbour it could not end in peace.
 
 
+def placement(strategy, directory):
+    """Tells where its layers run."""
+    with strategy.scope():
+        model = make_model()
+        model.optimizer.build(model.trainable_variables)
+    step = make_step(strategy, model)
+    logger = km.DevicePlacementLogger(directory, verbose=0, step=step)
+    callbacks = keras.callbacks.CallbackList([logger], model=model)
+    callbacks.on_train_begin()
+    for number in range(2):
+        callbacks.on_train_batch_begin(number)
+        step(*batch(number))
+        callbacks.on_train_batch_end(number)
+    callbacks.on_train_end()
+
+
+TASKS = {"topologies": topologies, "loop": loop, "die": die, "placement": placement}
+
+
 def main(task, directory, *options):
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    {"topologies": topologies, "loop": loop, "die": die}[task](strategy, Path(directory), *options)
+    TASKS[task](strategy, Path(directory), *options)
 
 
 if __name__ == "__main__":

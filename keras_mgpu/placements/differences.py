@@ -1,0 +1,71 @@
+"""What changed in the placement from one run to another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from keras_mgpu.placements.report import PlacementReport
+
+T = TypeVar("T")
+ADDED, GONE = "added", "gone"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that is not as it was.
+
+    Args:
+        where: The layer, the device or the pair of devices.
+        what: Which property of it; `"added"` or `"gone"` if there is no more to say.
+        before: What it was.
+        after: What it is.
+    """
+
+    where: str
+    what: str
+    before: str = ""
+    after: str = ""
+
+
+def differences(before: PlacementReport, after: PlacementReport) -> list[Change]:
+    """Every difference, in the order of the layers."""
+    found = [
+        Change("(all)", field, str(getattr(before, field)), str(getattr(after, field)))
+        for field in ("model", "strategy", "num_samples", "source")
+        if getattr(before, field) != getattr(after, field)
+    ]
+    found += _compare(before.layers, after.layers, lambda layer: layer.path)
+    found += _compare(before.devices, after.devices, lambda device: device.device)
+    found += _compare(before.edges, after.edges, lambda edge: f"{edge.source} to {edge.target}")
+    found += _compare(before.collectives, after.collectives, lambda c: f"{c.device} {c.op}")
+    found += _compare(
+        before.moved, after.moved, lambda m: f"{m.layer} {m.op} from {m.asked} to {m.got}"
+    )
+    return found
+
+
+def _compare(before: Iterable[T], after: Sequence[T], key: Callable[[T], str]) -> list[Change]:
+    old = {key(each): each for each in before}
+    new = {key(each): each for each in after}
+    found = []
+    for name in [*old, *(name for name in new if name not in old)]:
+        if name not in new:
+            found.append(Change(name, GONE))
+        elif name not in old:
+            found.append(Change(name, ADDED))
+        else:
+            was, now = vars(old[name]), vars(new[name])
+            found += [
+                Change(name, field, _say(was[field]), _say(now[field]))
+                for field in was
+                if was[field] != now[field]
+            ]
+    return found
+
+
+def _say(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(_say(each) for each in value) or "none"
+    return "none" if value in (None, "") else str(value)

@@ -1,0 +1,190 @@
+"""The graphs that TensorFlow ran: for every op the device it asked for and the one it got.
+
+TensorFlow keeps, when asked, the graph of a function as it was traced and the pieces it was cut
+into, one a device, which are what runs. A function that stays a call in these pieces is placed
+when it is called, and of that nothing is kept. There the rule of TensorFlow's placer is followed:
+the device asked for if it exists and has a kernel, else another one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from keras_mgpu.placements import kernels
+from keras_mgpu.placements.device_names import kind_of, satisfies
+
+_PASSIVE = frozenset(
+    ["_Arg", "_Retval", "Const", "NoOp", "Placeholder", "_Send", "_Recv", "_HostSend", "_HostRecv"]
+)
+_SENDS = frozenset(["_Send", "_HostSend"])
+_IS_SIGNAL = re.compile(r"/ctrl/_\d+$")  # Nothing is sent but word that an op is done.
+# A loop or a branch, once it is part of the graph around it, carries a number in its names.
+_NUMBERED = re.compile(r"/(body|cond|then|else)/_\d+/")
+
+
+_CALLS: Mapping[str, tuple[str, ...]] = {
+    "PartitionedCall": ("f",),
+    "StatefulPartitionedCall": ("f",),
+    "While": ("cond", "body"),
+    "StatelessWhile": ("cond", "body"),
+    "If": ("then_branch", "else_branch"),
+    "StatelessIf": ("then_branch", "else_branch"),
+}
+_SCOPES = {"cond": "/cond", "body": "/body", "then_branch": "/then", "else_branch": "/else"}
+
+
+@dataclass(frozen=True)
+class ExecutedOp:
+    """An op that was run.
+
+    Args:
+        name: Its name in the graph.
+        node: The op as TensorFlow describes it.
+        asked: The device it asked for, `""` if for none.
+        got: The device it ran on.
+    """
+
+    name: str
+    node: Any
+    asked: str
+    got: str
+
+
+@dataclass(frozen=True)
+class Send:
+    """A tensor that goes from one device to another.
+
+    Args:
+        tensor: Its name, such as `"dense/MatMul:0"`.
+        source: The device it comes from.
+        target: The device it goes to.
+    """
+
+    tensor: str
+    source: str
+    target: str
+
+
+def start_collecting() -> None:
+    """Lets TensorFlow keep the graphs of functions that are run for the first time."""
+    context.context().enable_graph_collection()
+
+
+def stop_collecting() -> Sequence[Any]:
+    """The graphs kept since."""
+    graphs = context.context().export_run_metadata().function_graphs
+    context.context().disable_graph_collection()
+    return graphs
+
+
+def forget_functions() -> None:
+    """Lets functions that were run before be placed anew, and so be seen; nothing is traced."""
+    context.context().clear_kernel_cache()
+
+
+def ops_of(graphs: Any) -> Iterator[ExecutedOp]:
+    """Every op of a function that was run; those of the functions it calls, once a device."""
+    asked = dict(_asked(graphs.pre_optimization_graph))
+    seen: set[tuple[str, str]] = set()
+    for part in graphs.partition_graphs:
+        bodies = {each.signature.name: each for each in part.library.function}
+        for node in part.node:
+            name = node.name
+            if "/_" in name:
+                name = _NUMBERED.sub(r"/\1/", name)
+            if node.op not in _PASSIVE:
+                yield ExecutedOp(name, node, asked.get(name, ""), node.device)
+            if node.op in _CALLS:
+                yield from _ops_of_call(name, node, node.device, bodies, asked, seen)
+
+
+def ops_of_traced(nodes: Iterable[Any], device: str) -> Iterator[ExecutedOp]:
+    """The ops of a function that ran on `device` of another process, which keeps its graphs."""
+    for node in nodes:
+        if node.op not in _PASSIVE:
+            placed = _placed(node, _merge(node.device, device), device)
+            yield ExecutedOp(node.name, node, node.device, placed)
+
+
+def sends_of(graphs: Any) -> Iterator[Send]:
+    """Every tensor that goes from device to device."""
+    for part in graphs.partition_graphs:
+        for node in part.node:
+            if node.op in _SENDS and not _IS_SIGNAL.search(node.input[0]):
+                (tensor,) = [each for each in node.input if not each.startswith("^")]
+                source, target = (_text(node, each) for each in ("send_device", "recv_device"))
+                yield Send(tensor if ":" in tensor else f"{tensor}:0", source, target)
+
+
+def _asked(graph: Any) -> Iterator[tuple[str, str]]:
+    """The device each op asks for, in the functions that are called too, by name."""
+    bodies = {each.signature.name: each for each in graph.library.function}
+
+    def walk(prefix: str, nodes: Any, device: str) -> Iterator[tuple[str, str]]:
+        for node in nodes:
+            name, asked = f"{prefix}{node.name}", _merge(node.device, device)
+            if asked:
+                yield name, asked
+            for attribute in _CALLS.get(node.op, ()):
+                body = bodies.get(node.attr[attribute].func.name)
+                if body is not None:
+                    yield from walk(f"{name}{_SCOPES.get(attribute, '')}/", body.node_def, asked)
+
+    return walk("", graph.node, "")
+
+
+def _ops_of_call(
+    name: str,
+    call: Any,
+    device: str,
+    bodies: Mapping[str, Any],
+    asked: Mapping[str, str],
+    seen: set[tuple[str, str]],
+) -> Iterator[ExecutedOp]:
+    """The ops of functions that a node on `device` calls."""
+    is_compiled = call.attr["_XlaMustCompile"].b
+    for attribute in _CALLS[call.op]:
+        function = call.attr[attribute].func.name
+        if function not in bodies or (function, device) in seen:
+            continue
+        seen.add((function, device))
+        for node in bodies[function].node_def:
+            inner = f"{name}{_SCOPES.get(attribute, '')}/{node.name}"
+            wanted = asked.get(inner, node.device)
+            got = device if is_compiled else _placed(node, wanted or device, device)
+            if node.op not in _PASSIVE:
+                yield ExecutedOp(inner, node, wanted, got)
+            if node.op in _CALLS:
+                yield from _ops_of_call(inner, node, got, bodies, asked, seen)
+
+
+def _placed(node: Any, wanted: str, default: str) -> str:
+    """Where TensorFlow's placer puts an op that wants a device, in a function run on another."""
+    there = [each.name for each in tf.config.list_logical_devices()]
+    exact = [each for each in there if satisfies(each, wanted)]
+    processors = [each for each in there if kind_of(each) == "CPU"]
+    for device in [*exact, default, *processors]:
+        if kernels.can_run(node, kind_of(device)):
+            return device
+    return default
+
+
+def _merge(device: str, default: str) -> str:
+    """What a device string leaves open is filled in from another."""
+    if not device or not default:
+        return device or default
+    return str(
+        tf.DeviceSpec.from_string(default)
+        .make_merged_spec(tf.DeviceSpec.from_string(device))
+        .to_string()
+    )
+
+
+def _text(node: Any, attribute: str) -> str:
+    return str(node.attr[attribute].s.decode())

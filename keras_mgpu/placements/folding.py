@@ -1,0 +1,99 @@
+"""Long lists made short: what repeats is shown once, what is odd is always shown."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+LONGEST_BLOCK = 64
+
+
+@dataclass(frozen=True)
+class Row:
+    """What folding needs to know of a row.
+
+    Args:
+        looks: Rows that look the same can stand for one another.
+        place: Rows of one place can be summed up in a line.
+        is_odd: Whether it must be seen.
+    """
+
+    looks: Hashable
+    place: Hashable
+    is_odd: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line to show.
+
+    Args:
+        first: The first row it stands for.
+        last: The last one.
+        times: How often the block that begins with it comes.
+        block: How many rows that block has.
+        is_sum: Whether it sums up rows that differ.
+    """
+
+    first: int
+    last: int
+    times: int = 1
+    block: int = 1
+    is_sum: bool = False
+
+
+def fold(rows: Sequence[Row], limit: int) -> list[Line]:
+    """At most `limit` lines for any number of rows, in their order.
+
+    Blocks that repeat are shown once. If that is not enough, neighbours in the same place are
+    summed up, the odd ones last of all; and what is still left over becomes one line.
+    """
+    lines = list(_blocks(rows))
+    if len(lines) > limit:
+        lines = _summed(rows, keep_odd=True)
+    if len(lines) > limit:
+        lines = _summed(rows, keep_odd=False)
+    if len(lines) > limit:
+        rest = lines[limit - 1].first
+        lines = [*lines[: limit - 1], Line(rest, len(rows) - 1, is_sum=True)]
+    return lines
+
+
+def _blocks(rows: Sequence[Row]) -> Iterator[Line]:
+    looks = [row.looks for row in rows]
+    start = 0
+    while start < len(rows):
+        block, times = _best_block(looks, start)
+        for offset in range(block):
+            last = start + offset + (times - 1) * block
+            yield Line(start + offset, last, times, block if offset == 0 else 1)
+        start += block * times
+
+
+def _best_block(looks: Sequence[Hashable], start: int) -> tuple[int, int]:
+    """The block at `start` whose repetitions save most lines, and how often it comes."""
+    best, saved = (1, 1), 0
+    for block in range(1, min(LONGEST_BLOCK, (len(looks) - start) // 2) + 1):
+        times = 1
+        pattern = looks[start : start + block]
+        while looks[start + times * block : start + (times + 1) * block] == pattern:
+            times += 1
+        if (times - 1) * block > saved:
+            best, saved = (block, times), (times - 1) * block
+    return best
+
+
+def _summed(rows: Sequence[Row], keep_odd: bool) -> list[Line]:
+    lines: list[Line] = []
+    for index, row in enumerate(rows):
+        before = lines[-1] if lines else None
+        joins = (
+            before is not None
+            and rows[before.last].place == row.place
+            and not (keep_odd and (row.is_odd or rows[before.last].is_odd))
+        )
+        if joins and before is not None:
+            lines[-1] = Line(before.first, index, is_sum=True)
+        else:
+            lines.append(Line(index, index))
+    return lines

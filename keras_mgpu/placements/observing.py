@@ -1,0 +1,94 @@
+"""Watches one run of a model's function and makes the report of it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from keras_mgpu.devices import available
+from keras_mgpu.placements import executed_graph, kernels
+from keras_mgpu.placements.analysis import make_report
+from keras_mgpu.placements.device_names import is_there, kind_of, short
+from keras_mgpu.placements.layer_scopes import LayerScopes
+from keras_mgpu.placements.report import PlacementReport
+from keras_mgpu.placements.traced_function import TracedFunction
+from keras_mgpu.unsplit import is_split, unsplit
+
+_NO_DEVICE = re.compile(
+    r"Unable to find any devices|Cannot assign a device|Could not satisfy|no supported kernel"
+)
+
+
+class PlacementError(ValueError):
+    """Ops ask for devices that they cannot have, and soft placement is off."""
+
+
+def report_of(model: Any, function: Any, num_samples: int) -> PlacementReport:
+    """The report of what ran since `executed_graph.start_collecting`.
+
+    Args:
+        model: The model, split or not.
+        function: What ran: a `tf.function`, or a Python function around one, or `None`.
+        num_samples: Samples of the batch in one replica.
+    """
+    num_samples = -(-num_samples // (model.micro_batches if is_split(model) else 1))
+    with _without_collector():
+        graphs = executed_graph.stop_collecting()
+        return make_report(model, graphs, TracedFunction(function, num_samples), num_samples)
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Just after tracing there is so much to look through that Python's collector takes longest."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def explaining(model: Any, function: Any) -> Iterator[None]:
+    """Turns TensorFlow's refusal to place an op into a sentence about layers.
+
+    Without soft placement, TensorFlow names a device and most often not who asked for it.
+    """
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        found = _unplaceable(model, TracedFunction(function, 1))
+        if not _NO_DEVICE.search(error.message) or not found:
+            raise
+        raise PlacementError(
+            "Soft placement is off, and not every op can have the device it asks for:\n"
+            + "".join(f"  {line}\n" for line in found)
+            + f"These devices are there: {', '.join(available())}. To let TensorFlow choose "
+            "others, call `tf.config.set_soft_device_placement(True)`."
+        ) from error
+
+
+def _unplaceable(model: Any, traced: TracedFunction) -> list[str]:
+    """For each layer and device that cannot be had, a line."""
+    scopes = LayerScopes(unsplit(model))
+    ops: dict[tuple[str, str, str], list[str]] = {}
+    for node in traced.nodes():
+        kind = kind_of(node.device) if node.device else ""
+        if not kind or node.op in ("Const", "NoOp", "Placeholder"):
+            continue
+        reason = kernels.why_not(node, kind)
+        if not reason and not is_there(node.device):
+            reason = f"there is no {short(node.device)} here"
+        if reason:
+            layer, _ = scopes.owner_of(node.name)
+            ops.setdefault((layer, short(node.device), reason), []).append(node.op)
+    return [
+        f"{len(names)} {'op' if len(names) == 1 else 'ops'} of {layer} asked for {device}: {reason}"
+        for (layer, device, reason), names in ops.items()
+    ]
