@@ -23,6 +23,8 @@ setup(
         "keras>=3.15",
         "tensorboard>=2.21",
         "numpy",
+        "pillow>=10",
+        "psutil>=5.9",
         "rich>=13",
     ],
     extras_require={
@@ -33,7 +35,6 @@ setup(
             "hypothesis>=6",
             "mypy>=1.10",
             "nvidia-ml-py>=12",
-            "psutil>=5",
             "pytest>=8",
             "pytest-xdist>=3",
             "ruff>=0.8",

@@ -11,6 +11,7 @@ from keras_mgpu.version import __version__
 if TYPE_CHECKING:
     from keras_mgpu.callbacks.device_placement_logger import DevicePlacementLogger
     from keras_mgpu.callbacks.distributed_checkpoint import DistributedCheckpoint
+    from keras_mgpu.callbacks.gpu_metrics import GPUMetrics
     from keras_mgpu.checkpoints.api import (
         latest_checkpoint,
         restore_checkpoint,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DevicePlacementLogger",
     "DistributedCheckpoint",
+    "GPUMetrics",
     "PartitionPlan",
     "PipelineSplit",
     "PlacementReport",
@@ -51,6 +53,7 @@ __all__ = [
 _HOMES = {
     "DevicePlacementLogger": "callbacks.device_placement_logger",
     "DistributedCheckpoint": "callbacks.distributed_checkpoint",
+    "GPUMetrics": "callbacks.gpu_metrics",
     "PartitionPlan": "partition",
     "PipelineSplit": "pipeline_split",
     "PlacementReport": "placements.report",

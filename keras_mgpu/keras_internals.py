@@ -347,7 +347,10 @@ def begin_at_epoch(model: Any, epoch: int | None) -> None:
     model._initial_epoch = epoch
 
 
-def num_samples_counted(model: Any) -> int:
-    """How many samples one replica has trained since metrics were reset, if Keras counts them."""
+def num_samples_counted(model: Any) -> list[int]:
+    """How many samples each replica of this process has trained since metrics were reset.
+
+    As Keras counts them for the loss; a model with a `train_step` of its own may not.
+    """
     count = getattr(getattr(model, "_loss_tracker", None), "count", None)
-    return 0 if count is None else int(copies_of(count)[0].numpy())
+    return [0] if count is None else [int(copy.numpy()) for copy in copies_of(count)]

@@ -6,7 +6,7 @@ import gc
 import warnings
 import weakref
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -23,6 +23,9 @@ from keras_mgpu.stages import Stage, place_variables
 from keras_mgpu.state_flow import StateFlow
 from keras_mgpu.timeline import Costs, Sizes
 from keras_mgpu.verify import VerifyReport, verify
+
+if TYPE_CHECKING:
+    from keras_mgpu.monitoring.measured_timeline import MeasuredStep
 
 
 class PipelineSplit(keras.Model):
@@ -302,6 +305,24 @@ class PipelineSplit(keras.Model):
             layers, is not counted among the bytes.
         """
         return self._pipeline.measure(num_samples)
+
+    def profile(self, x: Any, y: Any = None, sample_weight: Any = None) -> MeasuredStep:
+        """Runs a training step under TensorFlow's profiler, and takes it back.
+
+        Args:
+            x: A batch of inputs.
+            y: Its targets.
+            sample_weight: Optional weights of its samples.
+
+        Returns:
+            A `MeasuredStep`: when each op of the schedule ran (`.timeline`, of the same form as a
+            predicted one), how busy each device was, what transfers took, and the same schedule
+            `.predicted` with these costs.
+        """
+        from keras_mgpu.monitoring.measured_timeline import profile_step
+
+        self._assert_compile_called("profile")
+        return profile_step(self, x, y, sample_weight)
 
     # Keras: the model inside, where a wrapper would only be in the way.
 

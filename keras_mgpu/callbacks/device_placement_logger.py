@@ -62,7 +62,7 @@ class DevicePlacementLogger(keras.callbacks.Callback):
             return
         self._num_tries += 1
         self._is_collecting = True
-        self._num_before = num_samples_counted(self.model)
+        self._num_before = num_samples_counted(self.model)[0]
         executed_graph.start_collecting()
         if self._step is None and function is not None:
             self._explain_errors(function)
@@ -72,7 +72,7 @@ class DevicePlacementLogger(keras.callbacks.Callback):
             return
         self._is_collecting = False
         function = self._function()
-        num_samples = num_samples_counted(self.model) - self._num_before
+        num_samples = num_samples_counted(self.model)[0] - self._num_before
         report = report_of(self.model, function, max(1, num_samples))
         may_be_seen = report.source == VARIABLES and not self.model.run_eagerly
         if may_be_seen and self._num_tries == 1:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 from collections.abc import Iterator
 from typing import Any
 
-_BUS = re.compile(r"pci bus id: ([0-9A-Fa-f:.]+)")
+from keras_mgpu.pci_buses import buses_of_gpus
 
 
 def between(source: str, target: str) -> str:
     """The link between two devices by TensorFlow's names; `""` if it is not known."""
-    buses = [_buses().get(device) for device in (source, target)]
+    buses = [buses_of_gpus().get(device) for device in (source, target)]
     if None in buses:
         return ""
     return between_buses(str(buses[0]), str(buses[1]))
@@ -45,33 +44,6 @@ def _has_nvlink(nvml: Any, one: Any, other: Any) -> bool:
     except nvml.NVMLError:
         return False
     return bool(status == nvml.NVML_P2P_STATUS_OK)
-
-
-@functools.cache
-def _buses() -> dict[str, str]:
-    """The place on the bus of each GPU of this process, by TensorFlow's name."""
-    import tensorflow as tf
-
-    if not tf.config.list_logical_devices("GPU"):
-        return {}
-    from tensorflow.python.client import device_lib
-
-    found = {}
-    whole = {tf.DeviceSpec.from_string(each.name): each.name for each in _logical_gpus()}
-    for device in device_lib.list_local_devices():
-        match = _BUS.search(device.physical_device_desc)
-        if match:
-            index = tf.DeviceSpec.from_string(device.name).device_index
-            for spec, name in whole.items():
-                if spec.device_index == index:
-                    found[name] = match[1]
-    return found
-
-
-def _logical_gpus() -> list[Any]:
-    import tensorflow as tf
-
-    return list(tf.config.list_logical_devices("GPU"))
 
 
 @contextlib.contextmanager

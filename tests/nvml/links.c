@@ -13,7 +13,6 @@ enum { TOPOLOGY_HOSTBRIDGE = 30, TOPOLOGY_SYSTEM = 50 };
 static const char *const buses[] = {"0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:81:00.0"};
 
 nvmlReturn_t nvmlInitWithFlags(unsigned int flags) { return SUCCESS; }
-nvmlReturn_t nvmlInit_v2(void) { return SUCCESS; }
 nvmlReturn_t nvmlShutdown(void) { return SUCCESS; }
 const char *nvmlErrorString(nvmlReturn_t result) { return "stand-in"; }
 

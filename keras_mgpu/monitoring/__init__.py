@@ -1,0 +1,1 @@
+"""What devices and host do while a model trains."""

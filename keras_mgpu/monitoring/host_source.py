@@ -1,0 +1,62 @@
+"""Processor, memory, disk and network of the host."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+
+import psutil
+
+from keras_mgpu.monitoring.series import Sample
+
+DEVICE = "host"
+MIB = 1 << 20
+
+
+class HostSource:
+    """What this process does to the machine it runs on.
+
+    Args:
+        metrics: Names of the metrics that are wanted.
+    """
+
+    def __init__(self, metrics: Collection[str]) -> None:
+        self._process = psutil.Process()
+        readers: dict[str, Callable[[], float]] = {
+            "host/cpu": lambda: self._process.cpu_percent(),
+            "host/memory": lambda: self._process.memory_info().rss / MIB,
+            "host/memory_free": lambda: psutil.virtual_memory().available / MIB,
+            "host/threads": lambda: self._process.num_threads(),
+        }
+        counters: dict[str, Callable[[], float]] = {
+            "host/disk_read": lambda: self._process.io_counters().read_bytes / 1e6,
+            "host/disk_written": lambda: self._process.io_counters().write_bytes / 1e6,
+            "host/network_sent": lambda: psutil.net_io_counters().bytes_sent / 1e6,
+            "host/network_received": lambda: psutil.net_io_counters().bytes_recv / 1e6,
+        }
+        self._readers = {name: read for name, read in readers.items() if name in metrics}
+        self._counters = {name: read for name, read in counters.items() if name in metrics}
+        self._before: dict[str, tuple[float, float]] = {}
+        if "host/cpu" in self._readers:
+            self._process.cpu_percent()  # The first call has nothing to compare with.
+
+    @property
+    def devices(self) -> Sequence[str]:
+        return [DEVICE]
+
+    def sample(self) -> list[Sample]:
+        now = time.time()
+        found = [Sample(DEVICE, name, now, float(read())) for name, read in self._readers.items()]
+        for name, read in self._counters.items():
+            try:
+                count = float(read())
+            except (psutil.Error, AttributeError, OSError):
+                continue  # Not every system counts these.
+            then, before = self._before.get(name, (now, count))
+            self._before[name] = now, count
+            if now > then:
+                found.append(Sample(DEVICE, name, now, (count - before) / (now - then)))
+        return found
+
+    def close(self) -> None:
+        self._before.clear()

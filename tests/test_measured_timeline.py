@@ -1,0 +1,108 @@
+"""A measured timeline has the form of a predicted one, and is true."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+import keras_mgpu as km
+from keras_mgpu.monitoring.measured_timeline import device_shares
+from keras_mgpu.monitoring.picture import draw
+
+
+def make_split(devices, schedule="1f1b", **options):
+    hidden = [keras.layers.Dense(256, activation="relu") for _ in range(4)]
+    model = keras.Sequential([keras.Input((16,)), *hidden, keras.layers.Dense(2)])
+    split = km.PipelineSplit(model, devices[:2], micro_batches=4, schedule=schedule, **options)
+    split.compile("adam", "mse")
+    return split
+
+
+def data(num_samples=256):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((num_samples, 16)).astype("float32")
+    return x, x[:, :2]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options"),
+    [
+        ("1f1b", {}),
+        ("gpipe", {"recompute": True}),
+        ("zero_bubble", {}),
+        ("interleaved", {"stages_per_device": 2}),
+    ],
+)
+def test_every_op_once_in_the_order_of_the_schedule(devices, schedule, options):
+    split = make_split(devices, schedule, **options)
+    measured = split.profile(*data())
+    for lane, ops in enumerate(split.schedule.lanes):
+        spans = [span for span in measured.timeline.spans if span.lane == lane]
+        assert [span.op for span in spans] == list(ops)
+        for one, other in itertools.pairwise(spans):
+            assert one.end <= other.start  # Intervals of one device do not overlap.
+    ends = {span.op: span.end for span in measured.timeline.spans}
+    for span in measured.timeline.spans:
+        for need in split.schedule.needs(span.op):
+            assert ends[need] <= span.start
+    assert 0 <= measured.timeline.bubble < 1
+    assert measured.critical_stage in range(split.schedule.num_stages)
+    assert measured.predicted.makespan > 0
+    for busy, idle in zip(measured.busy, measured.idle):
+        assert busy > 0
+        assert busy + idle == pytest.approx(1, abs=0.02)
+    assert measured.timeline.makespan <= measured.seconds
+    assert km.Timeline.from_json(measured.timeline.to_json()) == measured.timeline
+
+
+def test_profiling_changes_nothing(devices):
+    split = make_split(devices)
+    x, y = data()
+    split.fit(x, y, batch_size=256, verbose=0)
+    variables = [*split.model.variables, *split.optimizer.variables]
+    before = [variable.numpy() for variable in variables]
+    split.profile(x, y)
+    for old, variable in zip(before, variables):
+        np.testing.assert_array_equal(old, variable.numpy())
+
+
+def test_the_callback_logs_it_once_an_epoch(devices, tmp_path):
+    split = make_split(devices)
+    x, y = data()
+    callback = km.GPUMetrics(tmp_path, interval=0.05)
+    split.fit(x, y, batch_size=64, epochs=3, verbose=0, callbacks=[callback])
+    events = EventAccumulator(str(tmp_path / "pipeline"), size_guidance={"images": 0}).Reload()
+    assert [event.step for event in events.Scalars("pipeline/bubble")] == [2, 5, 9]
+    for tag in ("pipeline/bubble_predicted", "pipeline/critical_stage", "pipeline/step_seconds"):
+        assert len(events.Scalars(tag)) == 3
+    assert events.Scalars("pipeline/transfer_0_to_1_ms")[0].value >= 0
+    images = events.Images("pipeline/timeline")
+    assert len(images) == 3
+    assert images[0].encoded_image_string.startswith(b"\x89PNG")
+    for run in ("cpu_0", "cpu_1"):
+        found = EventAccumulator(str(tmp_path / run)).Reload().Scalars("pipeline/busy")
+        assert all(0 < event.value <= 1 for event in found)
+
+
+def test_the_picture_shows_each_lane(devices):
+    timeline = km.replay(make_split(devices).schedule)
+    picture = draw([("predicted", timeline)])
+    colours = {colour for _, colour in picture.getcolors(maxcolors=10_000)}
+    assert {(86, 156, 214), (106, 190, 120)} <= colours
+
+
+def test_shares_of_a_gpus_time():
+    """Two kernels that overlap, a sum over replicas, and a pause."""
+    space = xplane_pb2.XSpace()
+    plane = space.planes.add(name="/device:GPU:1")
+    for number, name in enumerate(["matmul", "ncclAllReduce"]):
+        plane.event_metadata[number].name = name
+    line = plane.lines.add(timestamp_ns=0)
+    second = 10**12
+    for number, begin, length in [(0, 0, 2), (0, 1, 2), (1, 5, 1)]:
+        line.events.add(metadata_id=number, offset_ps=begin * second, duration_ps=length * second)
+    (shares,) = device_shares(space, 10.0).values()
+    assert (shares.busy, shares.all_reduce) == (0.4, 0.1)
