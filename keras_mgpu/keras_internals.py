@@ -75,15 +75,22 @@ def copies_of(variable: Any) -> tuple[Any, ...]:
 
 
 def sublayers_of(layer: Any) -> list[Any]:
-    """The layers right inside a layer."""
-    is_container = isinstance(layer, (keras.Sequential, Functional))
-    return list(layer.layers if is_container else getattr(layer, "_layers", ()))
+    """The layers right inside a layer; those that a model has beside its graph come last."""
+    held = list(getattr(layer, "_layers", ()))
+    if not isinstance(layer, (keras.Sequential, Functional)):
+        return held
+    known = {id(each) for each in layer.layers}
+    beside = [
+        each
+        for each in held
+        if id(each) not in known and not isinstance(each, (keras.layers.InputLayer, Functional))
+    ]
+    return [*layer.layers, *beside]
 
 
-def own_variables(layer: Any) -> list[keras.Variable]:
-    """The variables of this one layer, not of its sublayers; seeds among them."""
-    seeds = [generator.state for generator in layer._seed_generators]
-    return [*layer._trainable_variables, *layer._non_trainable_variables, *seeds]
+def own_weights(layer: Any) -> list[keras.Variable]:
+    """The weights of this one layer, not of its sublayers."""
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
 def own_state(layer: keras.Layer) -> list[keras.Variable]:
@@ -199,7 +206,7 @@ def variables_by_layer(layer: Any, path: str = "") -> Iterator[tuple[str, keras.
     `variable.path` will not do: it depends on how a layer came to be built, and begins with the
     name of the model or does not. A variable of a shared layer comes several times.
     """
-    for variable in [*layer._trainable_variables, *layer._non_trainable_variables]:
+    for variable in own_weights(layer):
         yield f"{path}{lasting_name(variable)}", variable
     for generator in layer._seed_generators:
         yield f"{path}seed", generator.state
@@ -345,6 +352,12 @@ class EpochLength:
 def begin_at_epoch(model: Any, epoch: int | None) -> None:
     """Lets a `fit` that is about to begin start at a later epoch; `None` takes that back."""
     model._initial_epoch = epoch
+
+
+def batch_size_of(epoch_iterator: Any) -> int | None:
+    """The size of the batches that `fit` takes, where its data knows it."""
+    size = getattr(getattr(epoch_iterator, "data_adapter", None), "batch_size", None)
+    return None if size is None else int(size)
 
 
 def num_samples_counted(model: Any) -> list[int]:

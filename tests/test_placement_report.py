@@ -54,6 +54,9 @@ def test_json_and_back():
         ('{"version": 1, "warnings": []}', "no placement report"),
         (FULL.to_json().replace('"version": 1', '"version": 2'), "version 2; this package reads 1"),
         (FULL.to_json().replace('"path"', '"patch"'), "no placement report"),
+        (FULL.to_json().replace('"num_ops": 3', '"num_ops": "many"'), "num_ops is 'many'"),
+        ('{"version": 1, "warnings": [], "layers": [1]}', "no placement report"),
+        ('{"version": 2}', "version 2"),
     ],
 )
 def test_what_is_no_report(text, message):

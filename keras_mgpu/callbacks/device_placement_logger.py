@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,10 +10,10 @@ import keras
 
 from keras_mgpu import files, terminal
 from keras_mgpu.directory import check_directory, make_directory
-from keras_mgpu.keras_internals import num_samples_counted
-from keras_mgpu.placements import executed_graph, tensorboard
-from keras_mgpu.placements.observing import explaining, report_of
-from keras_mgpu.placements.report import FILE_NAME, VARIABLES, PlacementReport
+from keras_mgpu.keras_internals import batch_size_of, num_samples_counted, training_call
+from keras_mgpu.placements import tensorboard
+from keras_mgpu.placements.observing import collected, explaining, report_of
+from keras_mgpu.placements.report import FILE_NAME, PlacementReport
 from keras_mgpu.placements.table import renderables
 from keras_mgpu.workers import workers_of
 
@@ -45,62 +46,69 @@ class DevicePlacementLogger(keras.callbacks.Callback):
         self._log_dir = None if log_dir is None else check_directory(log_dir, "log_dir")
         self._verbose = verbose
         self._step = step
-        self._is_collecting = False
-        self._num_tries = 0
-        self._num_before = 0
+        self._batch_size: int | None = None
+        self._first_of_call = self._num_before = 0
+        self._collection: contextlib.ExitStack | None = None
+        self._graphs: list[Any] = []
         self._reported: Any = None
         self.report: PlacementReport | None = None
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         if self._log_dir is not None:
             make_directory(self._log_dir)
-        self._num_tries = 0
+        self._batch_size = batch_size_of(training_call().names.get("epoch_iterator"))
+        self._stop_collecting()
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         function = self._function()
-        if self._num_tries > 1 or (function is not None and function is self._reported):
+        if self.report is not None and function is self._reported:
             return
-        self._num_tries += 1
-        self._is_collecting = True
+        self._first_of_call = batch
         self._num_before = num_samples_counted(self.model)[0]
-        executed_graph.start_collecting()
-        if self._step is None and function is not None:
-            self._explain_errors(function)
+        if self.model.train_function is not None and self._step is None:
+            self._watch(self.model.train_function)
+        else:
+            self._collection = contextlib.ExitStack()
+            self._graphs = self._collection.enter_context(collected(function))
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        if not self._is_collecting:
-            return
-        self._is_collecting = False
+        self._stop_collecting()
         function = self._function()
-        num_samples = num_samples_counted(self.model)[0] - self._num_before
-        report = report_of(self.model, function, max(1, num_samples))
-        may_be_seen = report.source == VARIABLES and not self.model.run_eagerly
-        if may_be_seen and self._num_tries == 1:
-            # The function was run before this callback came: it is placed anew in the next batch.
-            executed_graph.forget_functions()
+        if self.report is not None and function is self._reported:
             return
-        self._num_tries = 2
+        num_samples = num_samples_counted(self.model)[0] - self._num_before
+        num_samples //= batch - self._first_of_call + 1
+        graphs, self._graphs = self._graphs, []
+        report = report_of(self.model, graphs, function, num_samples or self._samples_a_replica())
         self._reported, self.report = function, report
         self._show(report)
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
-        if self._is_collecting:
-            self._is_collecting = False
-            executed_graph.stop_collecting()
+        self._stop_collecting()
 
     def _function(self) -> Any:
         return self._step if self._step is not None else self.model.train_function
 
-    def _explain_errors(self, function: Any) -> None:
-        """For this one batch, `fit` runs its function in a frame that explains refusals."""
+    def _samples_a_replica(self) -> int | None:
+        if self._batch_size is None:
+            return None
+        return -(-self._batch_size // self.model.distribute_strategy.num_replicas_in_sync)
+
+    def _watch(self, function: Any) -> None:
+        """For this one batch, `fit` runs its function in a frame that collects and explains."""
         model = self.model
 
         def run(data: Any) -> Any:
             model.train_function = function
-            with explaining(model, function):
+            with collected(function) as self._graphs, explaining(model, function):
                 return function(data)
 
         model.train_function = run
+
+    def _stop_collecting(self) -> None:
+        if self._collection is not None:
+            self._collection.close()
+            self._collection = None
 
     def _show(self, report: PlacementReport) -> None:
         if self._verbose:

@@ -1,29 +1,26 @@
-"""From the graphs that were run and the model's variables to a `PlacementReport`."""
+"""From the graphs that were run and what layers hold to a `PlacementReport`."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from keras_mgpu import layer_calls
-from keras_mgpu.keras_internals import (
-    copies_of,
-    graph_of,
-    nodes_in_order,
-    own_variables,
-    slots_of,
-    sublayers_of,
-)
 from keras_mgpu.placements import kernels, links
 from keras_mgpu.placements.device_names import is_there, kind_of, satisfies, short
 from keras_mgpu.placements.executed_graph import ExecutedOp, ops_of, ops_of_traced, sends_of
-from keras_mgpu.placements.layer_scopes import LayerNode, LayerScopes
+from keras_mgpu.placements.layer_facts import (
+    LayerFacts,
+    all_optimizers,
+    bytes_by_device,
+    facts_of,
+)
+from keras_mgpu.placements.layer_scopes import LayerScopes
 from keras_mgpu.placements.report import (
     EXECUTED,
     LOSS,
@@ -56,8 +53,7 @@ def make_report(
         traced: The function that was run.
         num_samples: Samples in a micro-batch.
     """
-    optimizer = getattr(model, "optimizer", None)
-    scopes = LayerScopes(unsplit(model), getattr(optimizer, "name", ""))
+    scopes = LayerScopes(unsplit(model), [each.name for each in all_optimizers(model)])
     placed = [(each, [_placed(op, scopes) for op in ops_of(each)]) for each in graphs]
     # Other functions were run as well, such as those that make the optimizer's variables.
     placed = [pair for pair in placed if any(op.layer not in _NO_LAYER for op in pair[1])]
@@ -67,14 +63,14 @@ def make_report(
         source = TRACED
         found = [_placed(op, scopes) for op in ops_of_traced(traced.nodes(), device)]
         ops += [replace(op, replica=index) for op in found]
-    layers = _layers(model, scopes, ops, num_samples)
+    facts, seen = facts_of(model, scopes, num_samples), _seen(ops)
     return PlacementReport(
         model=unsplit(model).name,
         strategy=_strategy_name(model),
         num_samples=num_samples,
         source=source,
-        layers=tuple(layers),
-        devices=tuple(_devices(model, scopes, layers, ops)),
+        layers=tuple(_layers(facts, seen)),
+        devices=tuple(_devices(facts, seen)),
         moved=tuple(_moved(ops)),
         edges=tuple(_edges(graphs, traced)),
         collectives=tuple(_collectives(graphs, traced)),
@@ -136,73 +132,56 @@ class _Seen:
 
     asked: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     got: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    forward: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     num_ops: int = 0
 
 
-def _layers(
-    model: Any, scopes: LayerScopes, ops: Iterable[OpPlacement], num_samples: int
-) -> list[LayerPlacement]:
-    seen: dict[str, _Seen] = defaultdict(_Seen)
+def _seen(ops: Iterable[OpPlacement]) -> dict[str, _Seen]:
+    found: dict[str, _Seen] = defaultdict(_Seen)
     for op in ops:
-        found = seen[op.layer]
-        found.num_ops += 1
-        found.got[op.replica][op.got] += 1
+        layer = found[op.layer]
+        layer.num_ops += 1
+        layer.got[op.replica][op.got] += 1
         if op.asked:
-            found.asked[op.replica][op.asked] += 1
-    stages = _stages(model)
-    activations = _activations(unsplit(model))
-    inputs = _inputs(unsplit(model), scopes)
-    slots = _slots_by_variable(model)
+            layer.asked[op.replica][op.asked] += 1
+        if "gradient" not in op.name:
+            layer.forward[op.replica][op.got] += 1
+    return dict(found)
+
+
+def _layers(facts: Iterable[LayerFacts], seen: Mapping[str, _Seen]) -> list[LayerPlacement]:
     rows = []
-    for node in scopes:
-        variables = own_variables(node.layer)
-        if node.path not in seen and not variables and _is_container(node):
-            continue
-        per_sample = activations.get(id(node.layer))
-        rows.append(
-            _row(
-                node,
-                seen.pop(node.path, _Seen()),
-                stages.get(id(node.layer), ()),
-                variables,
-                [slot for variable in variables for slot in slots.get(id(variable), ())],
-                None if per_sample is None else per_sample * num_samples,
-                inputs.get(id(node.layer), ()),
-            )
-        )
-    others = [
-        LayerPlacement(path, "", (), *_by_replica(found), num_ops=found.num_ops)
-        for path, found in seen.items()
+    for each in facts:
+        path = each.node.path
+        if path in seen or each.weights or not _is_container(each):
+            rows.append(_row(each, seen.get(path, _Seen())))
+    no_layer = [
+        LayerPlacement(path, "", (), *_by_replica(seen[path]), num_ops=seen[path].num_ops)
+        for path in sorted(seen)
+        if path in _NO_LAYER
     ]
-    return [*rows, *sorted(others, key=lambda layer: layer.path)]
+    return [*rows, *no_layer]
 
 
-def _is_container(node: LayerNode) -> bool:
-    return bool(node.below) or isinstance(node.layer, keras.layers.InputLayer)
+def _is_container(facts: LayerFacts) -> bool:
+    return bool(facts.node.below) or isinstance(facts.node.layer, keras.layers.InputLayer)
 
 
-def _row(
-    node: LayerNode,
-    seen: _Seen,
-    stages: tuple[int, ...],
-    variables: Sequence[Any],
-    slots: Sequence[Any],
-    activation_bytes: int | None,
-    inputs: tuple[str, ...],
-) -> LayerPlacement:
+def _row(facts: LayerFacts, seen: _Seen) -> LayerPlacement:
+    weights, slots = bytes_by_device(facts.weights), bytes_by_device(facts.slots)
     return LayerPlacement(
-        node.path,
-        type(node.layer).__name__,
-        stages,
+        facts.node.path,
+        type(facts.node.layer).__name__,
+        facts.stages,
         *_by_replica(seen),
-        weights_on=_devices_of(variables),
-        slots_on=_devices_of(slots),
+        weights_on=tuple(sorted(weights)),
+        slots_on=tuple(sorted(slots)),
         num_ops=seen.num_ops,
-        num_parameters=sum(math.prod(variable.shape) for variable in variables),
-        weight_bytes=_num_bytes(variables),
-        slot_bytes=_num_bytes(slots),
-        activation_bytes=activation_bytes,
-        inputs=inputs,
+        num_parameters=sum(math.prod(weight.shape) for weight in facts.weights),
+        weight_bytes=sum(weights.values()),
+        slot_bytes=sum(slots.values()),
+        activation_bytes=facts.activation_bytes,
+        inputs=facts.inputs,
     )
 
 
@@ -219,123 +198,25 @@ def _by_replica(
     return devices(seen.asked), devices(seen.got)
 
 
-def _devices_of(variables: Iterable[Any]) -> tuple[str, ...]:
-    found = {short(copy.device) for variable in variables for copy in copies_of(variable)}
-    return tuple(sorted(found))
-
-
-def _num_bytes(variables: Iterable[Any]) -> int:
-    return sum(_size(copy) for variable in variables for copy in copies_of(variable))
-
-
-def _size(variable: Any) -> int:
-    return math.prod(variable.shape) * int(tf.as_dtype(variable.dtype).size)
-
-
-def _slots_by_variable(model: Any) -> dict[int, list[Any]]:
-    optimizer = getattr(model, "optimizer", None)
-    found: dict[int, list[Any]] = defaultdict(list)
-    if optimizer is not None and optimizer.built:
-        for variable, slot in slots_of(optimizer):
-            found[id(variable)].append(slot)
-    return found
-
-
-def _stages(model: Any) -> dict[int, tuple[int, ...]]:
-    """The stages of a pipeline that run each layer."""
-    found: dict[int, tuple[int, ...]] = {}
-    for stage in model.stages if is_split(model) else ():
-        for layer in stage.sublayers:
-            found[id(layer)] = (*found.get(id(layer), ()), stage.index)
-    return found
-
-
-def _activations(layer: Any) -> dict[int, int | None]:
-    """Bytes that the calls of each layer return for one sample, where Keras knows the shapes."""
-    graph = graph_of(layer)
-    if graph is None:
-        inner = [_activations(each) for each in sublayers_of(layer)]
-        return {key: size for part in inner for key, size in part.items()}
-    found: dict[int, int | None] = {}
-    for node in nodes_in_order(graph):
-        part = (
-            _activations(node.operation)
-            if graph_of(node.operation) is not None
-            else {id(node.operation): _sum([_spec_bytes(spec) for spec in node.outputs])}
-        )
-        for key, size in part.items():
-            found[key] = _sum([found.get(key, 0), size])
-    return found
-
-
-def _sum(sizes: Sequence[int | None]) -> int | None:
-    return None if None in sizes else sum(size for size in sizes if size is not None)
-
-
-def _inputs(model: Any, scopes: LayerScopes) -> dict[int, tuple[str, ...]]:
-    """Paths of the layers whose outputs each layer takes.
-
-    What is no layer, such as an addition, and the entry of a nested model are looked through.
-    """
-    calls = layer_calls.from_model(model)
-    paths = {id(node.layer): node.path for node in scopes}
-    made_by: dict[int, tuple[str, ...]] = {}
-    found: dict[int, tuple[str, ...]] = {}
-    for call in calls.calls if calls is not None else ():
-        read = [path for value in call.inputs for path in made_by.get(value, ())]
-        is_layer = id(call.layer) in paths and not call.is_entry
-        for value in call.outputs:
-            made_by[value] = (paths[id(call.layer)],) if is_layer else tuple(dict.fromkeys(read))
-        if is_layer:
-            known = found.get(id(call.layer), ())
-            found[id(call.layer)] = tuple(dict.fromkeys([*known, *read]))
-    return found
-
-
-def _spec_bytes(spec: keras.KerasTensor) -> int | None:
-    sizes = tuple(spec.shape[1:])
-    if None in sizes:
-        return None
-    return math.prod(sizes) * int(tf.as_dtype(spec.dtype).size)
-
-
-def _devices(
-    model: Any,
-    scopes: LayerScopes,
-    layers: Iterable[LayerPlacement],
-    ops: Iterable[OpPlacement],
-) -> list[DeviceTotal]:
-    weights: Counter[str] = Counter()
-    slot_bytes: Counter[str] = Counter()
-    activations: Counter[str] = Counter()
-    num_layers: Counter[str] = Counter()
-    num_ops = Counter(op.got for op in ops)
-    slots = _slots_by_variable(model)
-    for node in scopes:
-        for variable in own_variables(node.layer):
-            for copy in copies_of(variable):
-                weights[short(copy.device)] += _size(copy)
-            for slot in slots.get(id(variable), ()):
-                for copy in copies_of(slot):
-                    slot_bytes[short(copy.device)] += _size(copy)
-    for layer in layers:
-        if layer.kind:
-            num_layers.update({device for devices in layer.got for device in devices})
-        for devices in layer.got:
-            if devices and layer.activation_bytes:
-                activations[devices[0]] += layer.activation_bytes
-    names = sorted({*weights, *slot_bytes, *activations, *num_ops})
-    return [
-        DeviceTotal(
-            name,
-            num_layers[name],
-            num_ops[name],
-            weights[name],
-            slot_bytes[name],
-            activations[name],
-        )
-        for name in names
-    ]
+def _devices(facts: Iterable[LayerFacts], seen: Mapping[str, _Seen]) -> list[DeviceTotal]:
+    totals: dict[str, Counter[str]] = defaultdict(Counter)
+    for each in facts:
+        for device, size in bytes_by_device(each.weights).items():
+            totals[device]["weight_bytes"] += size
+        for device, size in bytes_by_device(each.slots).items():
+            totals[device]["slot_bytes"] += size
+        layer = seen.get(each.node.path, _Seen())
+        for device in {device for counts in layer.got.values() for device in counts}:
+            totals[device]["num_layers"] += 1
+        for counts in layer.forward.values():
+            # What a layer returns is where most of its forward pass ran.
+            ((device, _),) = counts.most_common(1)
+            totals[device]["activation_bytes"] += each.activation_bytes or 0
+    for layer in seen.values():
+        for counts in layer.got.values():
+            for device, count in counts.items():
+                totals[device]["num_ops"] += count
+    return [DeviceTotal(device, **totals[device]) for device in sorted(totals)]
 
 
 def _edges(graphs: Iterable[Any], traced: TracedFunction) -> list[Edge]:

@@ -11,18 +11,17 @@ import keras
 import numpy as np
 from keras import tree
 
-from keras_mgpu.placements import executed_graph
 from keras_mgpu.placements.device_names import short
-from keras_mgpu.placements.observing import explaining, report_of
-from keras_mgpu.placements.report import VARIABLES, LayerPlacement, PlacementReport
+from keras_mgpu.placements.observing import collected, explaining, report_of
+from keras_mgpu.placements.report import LayerPlacement, PlacementReport
 from keras_mgpu.unsplit import is_split
 
 
 def placement(model: keras.Model, sample_batch: Any) -> PlacementReport:
     """Runs one forward pass and reports on which device each layer's ops ran.
 
-    Nothing is trained. What only training has, gradients and the update of the weights, is in the
-    report of `DevicePlacementLogger`.
+    Nothing is trained, though stateful layers go on as in `predict`. What only training has,
+    gradients and the update of the weights, is in the report of `DevicePlacementLogger`.
 
     Example:
 
@@ -32,28 +31,16 @@ def placement(model: keras.Model, sample_batch: Any) -> PlacementReport:
 
     Args:
         model: The model, plain, split or under a strategy.
-        sample_batch: A batch as `fit` would take it: inputs, or a tuple of inputs and targets.
+        sample_batch: A batch: inputs, or a tuple of inputs and targets. A list is several inputs.
     """
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(sample_batch)
-    report = _run(model, x)
-    if report.source == VARIABLES and not model.run_eagerly:
-        executed_graph.forget_functions()  # It has predicted before, and is not placed again.
-        report = _run(model, x)
-    return report
-
-
-def _run(model: keras.Model, x: Any) -> PlacementReport:
-    executed_graph.start_collecting()
-    try:
-        model.make_predict_function()
-        with explaining(model, model.predict_function):
-            model.predict_on_batch(x)
-    except BaseException:
-        executed_graph.stop_collecting()
-        raise
+    x = sample_batch[0] if isinstance(sample_batch, tuple) else sample_batch
+    model.make_predict_function()
+    function = model.predict_function
+    with collected(function) as graphs, explaining(model, function):
+        model.predict_on_batch(x)
     batch_size = int(np.shape(tree.flatten(x)[0])[0])
     num_samples = -(-batch_size // model.distribute_strategy.num_replicas_in_sync)
-    return report_of(model, model.predict_function, num_samples)
+    return report_of(model, graphs, function, num_samples)
 
 
 def assert_placement(
@@ -89,10 +76,11 @@ def assert_placement(
     for pattern, device in expected.items():
         for layer in _matching(report, pattern):
             found = _devices(layer, asked)
-            if found and found != {_expected(device)}:
+            does_something = layer.num_ops or layer.weights_on
+            if does_something and found != {_expected(device)}:
                 wrong.append(
                     f"{layer.path} should be on {_expected(device)}, and "
-                    f"{'asked for' if asked else 'is on'} {', '.join(sorted(found))}"
+                    f"{'asked for' if asked else 'is on'} {', '.join(sorted(found)) or 'none'}"
                 )
     if wrong:
         reasons = [] if asked else report.warnings
@@ -135,7 +123,7 @@ def _zeros(model: keras.Model) -> Any:
 
     def zeros(spec: keras.KerasTensor) -> np.ndarray:
         shape = [size, *(1 if each is None else each for each in spec.shape[1:])]
-        return np.zeros(shape, spec.dtype)
+        return np.full(shape, "") if spec.dtype == "string" else np.zeros(shape, spec.dtype)
 
     batch = tree.map_structure(zeros, inner.inputs)
     return batch[0] if len(batch) == 1 else batch

@@ -8,8 +8,9 @@ the device asked for if it exists and has a kernel, else another one.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,8 @@ _PASSIVE = frozenset(
     ["_Arg", "_Retval", "Const", "NoOp", "Placeholder", "_Send", "_Recv", "_HostSend", "_HostRecv"]
 )
 _SENDS = frozenset(["_Send", "_HostSend"])
-_IS_SIGNAL = re.compile(r"/ctrl/_\d+$")  # Nothing is sent but word that an op is done.
+# Nothing is sent but word that an op is done, or whether a loop goes on.
+_IS_SIGNAL = re.compile(r"(/ctrl|/LoopCond)/_\d+$")
 # A loop or a branch, once it is part of the graph around it, carries a number in its names.
 _NUMBERED = re.compile(r"/(body|cond|then|else)/_\d+/")
 
@@ -71,16 +73,24 @@ class Send:
     target: str
 
 
-def start_collecting() -> None:
-    """Lets TensorFlow keep the graphs of functions that are run for the first time."""
+_collections: list[list[Any]] = []  # TensorFlow has one for all of us.
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[list[Any]]:
+    """The list then holds the graphs of functions that were run for the first time inside."""
+    found: list[Any] = []
+    _collections.append(found)
     context.context().enable_graph_collection()
-
-
-def stop_collecting() -> Sequence[Any]:
-    """The graphs kept since."""
-    graphs = context.context().export_run_metadata().function_graphs
-    context.context().disable_graph_collection()
-    return graphs
+    try:
+        yield found
+    finally:
+        graphs = context.context().export_run_metadata().function_graphs
+        for each in _collections:
+            each.extend(graphs)
+        _collections[:] = [each for each in _collections if each is not found]
+        if not _collections:
+            context.context().disable_graph_collection()
 
 
 def forget_functions() -> None:

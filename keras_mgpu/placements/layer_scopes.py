@@ -9,7 +9,8 @@ at the end is TensorFlow's, the rest is the name. A pipeline writes `tower.` for
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,14 +41,14 @@ class LayerScopes:
 
     Args:
         model: The user's own model.
-        optimizer_name: The scope in which its optimizer works.
+        optimizer_names: The scopes in which its optimizers work.
     """
 
-    def __init__(self, model: Any, optimizer_name: str = "") -> None:
+    def __init__(self, model: Any, optimizer_names: Collection[str] = ()) -> None:
         self._nodes: dict[int, LayerNode] = {}
         self._by_name: dict[str, LayerNode] = {}
         self._root = self._add(model, MODEL, "")
-        self._optimizer_name = optimizer_name
+        self._optimizer_names = frozenset(optimizer_names)
         self._found: dict[str, tuple[str, int]] = {}
 
     def __iter__(self) -> Iterator[LayerNode]:
@@ -57,10 +58,14 @@ class LayerScopes:
     def _add(self, layer: Any, path: str, prefix: str) -> LayerNode:
         node = self._nodes[id(layer)] = LayerNode(path, layer)
         self._by_name.setdefault(layer.name, node)
+        times: Counter[str] = Counter()
         for sublayer in sublayers_of(layer):
-            known = self._nodes.get(id(sublayer))
-            inner = f"{prefix}{sublayer.name}"
-            node.below[sublayer.name] = known or self._add(sublayer, inner, f"{inner}/")
+            # Layers of a subclassed model may have equal names. Their ops cannot be told apart.
+            times[sublayer.name] += 1
+            number = times[sublayer.name]
+            inner = f"{prefix}{sublayer.name}" + (f"#{number}" if number > 1 else "")
+            known = self._nodes.get(id(sublayer)) or self._add(sublayer, inner, f"{inner}/")
+            node.below.setdefault(sublayer.name, known)
         return node
 
     def owner_of(self, op_name: str) -> tuple[str, int]:
@@ -74,29 +79,32 @@ class LayerScopes:
         node: LayerNode | None = None
         replica, rest = 0, REST
         for scope in scopes:
-            name = _NUMBER.sub("", scope).removesuffix(".")
+            inner = self._layer_of(scope, node)
             is_replica = _REPLICA.fullmatch(scope)
-            inner = self._below(node, name, scope)
+            name = _NUMBER.sub("", scope)
             if inner is not None:
                 node = inner
+            elif node is not None:
+                continue
             elif is_replica:
                 replica = int(is_replica[1])
             elif name in ("compile_loss", "loss"):
                 rest = LOSS
-            elif self._optimizer_name in (name, scope):
+            elif self._optimizer_names & {name, scope}:
                 rest = OPTIMIZER
         return (node.path if node is not None and rest == REST else rest), replica
 
-    def _below(self, node: LayerNode | None, name: str, scope: str) -> LayerNode | None:
-        """The layer whose scope comes next.
+    def _layer_of(self, scope: str, node: LayerNode | None) -> LayerNode | None:
+        """The layer whose scope this is, inside of that of `node`.
 
-        Outside of any layer, and for layers that are called by others than those they belong to,
-        every layer of the model comes into question.
+        A layer's scope always ends with a number, or with a dot. Outside of any layer, and for
+        layers that are called by others than those they belong to, every layer of the model comes
+        into question.
         """
+        numbered = _NUMBER.sub("", scope)
+        name = numbered.removesuffix(".")
+        if name == scope:
+            return None
         if node is None and name == self._root.layer.name:
             return self._root
-        below = (node or self._root).below
-        for each in (name, scope):
-            if each in below:
-                return below[each]
-        return self._by_name.get(name) or self._by_name.get(scope)
+        return (node or self._root).below.get(name) or self._by_name.get(name)

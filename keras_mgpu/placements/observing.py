@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -28,18 +28,38 @@ class PlacementError(ValueError):
     """Ops ask for devices that they cannot have, and soft placement is off."""
 
 
-def report_of(model: Any, function: Any, num_samples: int) -> PlacementReport:
-    """The report of what ran since `executed_graph.start_collecting`.
+def report_of(
+    model: Any, graphs: Sequence[Any], function: Any, num_samples: int | None
+) -> PlacementReport:
+    """The report of what ran.
 
     Args:
         model: The model, split or not.
+        graphs: What `collected` has found.
         function: What ran: a `tf.function`, or a Python function around one, or `None`.
-        num_samples: Samples of the batch in one replica.
+        num_samples: Samples of the batch in one replica, if they are known.
     """
-    num_samples = -(-num_samples // (model.micro_batches if is_split(model) else 1))
     with _without_collector():
-        graphs = executed_graph.stop_collecting()
-        return make_report(model, graphs, TracedFunction(function, num_samples), num_samples)
+        size = num_samples or TracedFunction(function, 1).batch_size or 1
+        size = -(-size // (model.micro_batches if is_split(model) else 1))
+        return make_report(model, graphs, TracedFunction(function, size), size)
+
+
+@contextlib.contextmanager
+def collected(function: Any) -> Iterator[list[Any]]:
+    """The list then holds the graphs of what was run inside.
+
+    A function that was run before is placed anew, which takes no trace.
+    """
+    if function is None or TracedFunction(function, 1).is_traced:
+        executed_graph.forget_functions()
+    with contextlib.ExitStack() as stack:
+        found = stack.enter_context(executed_graph.collecting())
+        try:
+            yield found
+        finally:
+            with _without_collector():
+                stack.close()
 
 
 @contextlib.contextmanager

@@ -219,7 +219,6 @@ class PlacementReport:
         try:
             fields = json.loads(text)
             version = fields.pop("version")
-            fields.pop("warnings")
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise ValueError(f"This is no placement report: {error!r}") from error
         if version != VERSION:
@@ -234,13 +233,23 @@ class PlacementReport:
             "collectives": Collective,
         }
         try:
+            fields.pop("warnings")
             parts: dict[str, Any] = {
-                name: tuple(kind(**_frozen(each)) for each in fields.pop(name))
+                name: tuple(_checked(kind(**_frozen(each))) for each in fields.pop(name))
                 for name, kind in kinds.items()
             }
             return cls(**fields, **parts)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"This is no placement report: {error}") from error
+
+
+def _checked(part: Any) -> Any:
+    """Sees whether numbers are numbers; the rest shows itself."""
+    for each in dataclasses.fields(part):
+        value = getattr(part, each.name)
+        if each.type == "int" and type(value) is not int:
+            raise TypeError(f"{each.name} is {value!r}")
+    return part
 
 
 def _frozen(fields: dict[str, Any]) -> dict[str, Any]:

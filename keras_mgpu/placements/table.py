@@ -111,12 +111,17 @@ def _cells(layers: Sequence[LayerPlacement], line: Line) -> tuple[str, ...]:
         first.kind if len(group) == 1 else "",
         ", ".join(map(str, first.stages)),
         _devices(first.asked),
-        _devices(first.got) or ", ".join(first.weights_on),
+        _devices(first.got) or _weights_only(first),
         f"{num_parameters:,}" if num_parameters else "",
         _size(sum(layer.weight_bytes for layer in group)),
         _size(sum(layer.slot_bytes for layer in group)),
         _size(sum(known)),
     )
+
+
+def _weights_only(layer: LayerPlacement) -> str:
+    """Of a layer without ops, where its weights are."""
+    return f"({', '.join(layer.weights_on)})" if layer.weights_on else ""
 
 
 def _size(num_bytes: int) -> str:

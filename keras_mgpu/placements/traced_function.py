@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -30,10 +30,24 @@ class TracedFunction:
             for concrete in each._list_all_concrete_functions()
         ]
 
+    @property
+    def is_traced(self) -> bool:
+        return bool(self._graphs)
+
+    @property
+    def batch_size(self) -> int | None:
+        """The first dimension of the first argument that has one, if tracing knew it."""
+        for graph in self._graphs:
+            for tensor in graph.inputs:
+                if tensor.dtype != tf.resource and tensor.shape.rank:
+                    size = tensor.shape[0]
+                    return None if size is None else int(size)
+        return None
+
     def num_bytes(self, tensor: str) -> int | None:
         """The bytes of a tensor; `None` if it is not among those that were traced."""
         for graph in self._graphs:
-            found = _find(graph, tensor)
+            found = _find(graph, tensor, _functions(graph))
             if found is not None and found.shape.rank is not None:
                 sizes = [self._num_samples if size is None else size for size in found.shape]
                 return math.prod(sizes) * int(found.dtype.size)
@@ -62,8 +76,22 @@ def _traced(function: Any, seen: set[int]) -> Iterator[Function]:
                 continue
 
 
-def _find(graph: Any, tensor: str) -> tf.Tensor | None:
-    """A tensor of a graph, or of a function that was made part of it: `call/tensor`."""
+# What stands between the name of a call and the names in its function, and who names that function.
+_CALLS = {
+    "PartitionedCall": {"": "f"},
+    "StatefulPartitionedCall": {"": "f"},
+    "While": {"body": "body", "cond": "cond"},
+    "StatelessWhile": {"body": "body", "cond": "cond"},
+    "If": {"then": "then_branch", "else": "else_branch"},
+    "StatelessIf": {"then": "then_branch", "else": "else_branch"},
+}
+
+
+def _find(graph: Any, tensor: str, functions: Mapping[str, Any]) -> tf.Tensor | None:
+    """A tensor of a graph, or of a function that was made part of it.
+
+    That is `call/tensor`, and for loops and branches `while/body/_12/tensor`.
+    """
     try:
         return graph.get_tensor_by_name(tensor)
     except (KeyError, ValueError):
@@ -74,9 +102,13 @@ def _find(graph: Any, tensor: str) -> tf.Tensor | None:
             op = graph.get_operation_by_name("/".join(parts[:length]))
         except (KeyError, ValueError):
             continue
-        if op.type in ("PartitionedCall", "StatefulPartitionedCall"):
-            inner = _functions(graph).get(op.get_attr("f").name)
-            return None if inner is None else _find(inner, "/".join(parts[length:]))
+        attributes = _CALLS.get(op.type, {})
+        is_call = "" in attributes
+        attribute = attributes.get("" if is_call else parts[length])
+        if attribute is not None:
+            inner = functions.get(op.get_attr(attribute).name)
+            rest = "/".join(parts[length if is_call else length + 2 :])
+            return None if inner is None else _find(inner, rest, functions)
     return None
 
 
