@@ -20,6 +20,7 @@ BENCHMARKS = (
     "memory",
     "checkpoints",
     "placement",
+    "gpu_metrics",
 )
 
 

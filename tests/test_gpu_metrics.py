@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cluster
 import keras
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def run(driver, tmp_path):
         result = subprocess.run(
             [sys.executable, str(HERE / "metered.py"), task, str(tmp_path)],
             env={
-                **os.environ,
+                **{name: os.environ[name] for name in os.environ if "CUDA" not in name},
                 "LD_LIBRARY_PATH": str(driver),
                 "KERAS_MGPU_TEST_GPUS": str(num_gpus),
                 **environment,
@@ -184,6 +185,63 @@ def test_without_a_driver(tmp_path, caplog):
     model.fit(x, y, batch_size=4, verbose=0, callbacks=[callback])
     assert len([r for r in caplog.records if "No metrics of GPUs" in r.getMessage()]) == 1
     assert set(scalars(tmp_path, "host")) >= {"train/step_time", "host/memory"}
+
+
+def fit(callback, num_samples=64, **options):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse", **options)
+    x, y = np.ones((num_samples, 4)), np.ones((num_samples, 2))
+    model.fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=[callback])
+
+
+def test_several_steps_in_one_execution(tmp_path):
+    fit(km.GPUMetrics(tmp_path, interval=0.02), steps_per_execution=8)
+    found = scalars(tmp_path, "host")["train/step_time"]
+    assert found[-1].step == 32
+    assert all(event.step % 8 == 0 for event in found)
+
+
+@pytest.mark.parametrize(("freq", "steps"), [("epoch", {16, 32}), (5, {5, 10, 15, 16, 20, 30, 32})])
+def test_steps_that_are_written(tmp_path, freq, steps):
+    fit(km.GPUMetrics(tmp_path, interval=0.001, update_freq=freq))
+    found = {event.step for event in scalars(tmp_path, "host")["train/step_time"]}
+    assert found <= steps | {25}
+    assert 32 in found
+
+
+def test_charts_are_grouped(tmp_path):
+    fit(km.GPUMetrics(tmp_path, interval=0.05))
+    events = EventAccumulator(str(tmp_path / "host")).Reload()
+    content = events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
+    assert b"Power and heat" in content
+    assert b"train/samples_per_second" in content
+
+
+def test_samples_are_counted_with_validation_and_a_last_smaller_batch(tmp_path):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    x, y = np.ones((10, 4)), np.ones((10, 2))
+    callback = km.GPUMetrics(tmp_path)
+    model.fit(x, y, batch_size=4, epochs=3, verbose=0, validation_data=(x, y), callbacks=[callback])
+    assert callback._num_samples == 30
+
+
+def test_a_log_dir_that_cannot_be_written(tmp_path):
+    directory = tmp_path / "read-only"
+    directory.mkdir()
+    if os.geteuid() == 0:  # Who may do anything is stopped only where nobody may.
+        directory = "/proc/sys/logs"
+    else:
+        directory.chmod(0o500)
+    with pytest.raises(PermissionError, match="Cannot write to"):
+        fit(km.GPUMetrics(directory))
+
+
+def test_every_worker_logs_its_own(tmp_path):
+    cluster.finish(cluster.start_workers(2, "metrics", tmp_path))
+    assert runs_in(tmp_path) == ["worker_0_host", "worker_1_host"]
+    for run in runs_in(tmp_path):
+        assert scalars(tmp_path, run)["train/step_time"][-1].step == 20
 
 
 def test_real_symbols_only():

@@ -126,7 +126,10 @@ def die(strategy, directory):
     km.save_checkpoint(directory / "die", model, worker_timeout=60)
     step(*batch(1))
     if strategy.cluster_resolver.task_id == 1:
+        while not (directory / "saving").exists():  # The other may still be taking its step.
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
+    (directory / "saving").touch()
     try:
         km.save_checkpoint(directory / "die", model, worker_timeout=2)
     except CheckpointError as error:
@@ -150,7 +153,30 @@ def placement(strategy, directory):
     callbacks.on_train_end()
 
 
-TASKS = {"topologies": topologies, "loop": loop, "die": die, "placement": placement}
+def metrics(strategy, directory):
+    """Logs what it does."""
+    with strategy.scope():
+        model = make_model()
+        model.optimizer.build(model.trainable_variables)
+    step = make_step(strategy, model)
+    logger = km.GPUMetrics(directory, interval=0.1)
+    callbacks = keras.callbacks.CallbackList([logger], model=model)
+    callbacks.on_train_begin()
+    for number in range(20):
+        callbacks.on_train_batch_begin(number)
+        step(*batch(number))
+        time.sleep(0.02)
+        callbacks.on_train_batch_end(number)
+    callbacks.on_train_end()
+
+
+TASKS = {
+    "topologies": topologies,
+    "loop": loop,
+    "die": die,
+    "placement": placement,
+    "metrics": metrics,
+}
 
 
 def main(task, directory, *options):

@@ -106,16 +106,15 @@ class GPUMetrics(keras.callbacks.Callback):
         _running.add(self._monitor)
         self._monitor.start(self._progress())
         self._has_traced = False
-        self._next_profile = self._step
+        self._next_profile = self._step if self._can_profile() else sys.maxsize
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        if self._timeline_every == "epoch":
+        if self._timeline_every == "epoch" and self._can_profile():
             self._next_profile = self._step
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._first_of_call = batch
-        is_wanted = self._timeline_every is not None and self._step >= self._next_profile
-        if is_wanted and self._has_traced:
+        if self._has_traced and self._step >= self._next_profile:
             self._profile = Profile()
         self._begin_of_step = time.perf_counter()
 
@@ -145,6 +144,12 @@ class GPUMetrics(keras.callbacks.Callback):
         self._tell()
         self._end()
 
+    def _can_profile(self) -> bool:
+        """Of CPUs only a pipeline can be told, and of several steps at once nothing."""
+        is_seen = is_split(self.model) or bool(tf.config.list_logical_devices("GPU"))
+        is_alone = getattr(self.model, "steps_per_execution", 1) == 1
+        return self._timeline_every is not None and is_seen and is_alone
+
     def _end_profile(self, profile: Profile) -> None:
         """The first step of all is traced by TensorFlow, and never profiled."""
         self._profile = None
@@ -152,7 +157,7 @@ class GPUMetrics(keras.callbacks.Callback):
         every = self._timeline_every
         self._next_profile = step + every if isinstance(every, int) else sys.maxsize
         schedule = self.model.schedule if is_split(self.model) else None
-        runs = [f"{self._prefix}{name}" for name in _lane_names(self.model, schedule)]
+        runs = _lane_names(self.model, schedule)
         monitor = self._monitor
         if monitor is not None:
             monitor.do_later(lambda: log_profile(monitor, profile, seconds, step, schedule, runs))
@@ -171,6 +176,9 @@ class GPUMetrics(keras.callbacks.Callback):
         return Progress(self._step, time.time(), self._num_samples, self._seconds_in_steps)
 
     def _end(self) -> None:
+        if self._profile is not None:  # A step failed while it was traced.
+            self._profile.stop()
+            self._profile = None
         if self._monitor is not None:
             self._monitor.stop()
             self._monitor = None

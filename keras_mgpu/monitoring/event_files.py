@@ -39,13 +39,15 @@ class EventFile:
     def scalars(self, values: Mapping[str, float], step: int, wall_time: float) -> None:
         """Writes numbers by tag."""
         tags = tuple(values)
-        if tags != self._tags or self._described.issuperset(self._tags) is False:
+        if tags != self._tags:
             self._begin(tags)
         self._event.step, self._event.wall_time = step, wall_time
         for entry, value in zip(self._event.summary.value, values.values()):
             entry.simple_value = value
         self._write()
-        self._described.update(tags)
+        if not self._described.issuperset(tags):
+            self._described.update(tags)
+            self._tags = ()  # The next event goes without descriptions.
 
     def summary(self, summary: Any, step: int) -> None:
         """Writes a summary of any other kind."""

@@ -99,7 +99,7 @@ class Monitor:
                 self._sources.remove(source)
                 logger.warning("%s tells nothing any more: %s", type(source).__name__, error)
         while not self._later.empty():
-            self._later.get()()
+            _do(self._later.get())
         now = self.progress
         if now.step == self._written.step:
             return
@@ -111,6 +111,13 @@ class Monitor:
             self._last_flush = time.monotonic()
             for file in self._files.values():
                 file.flush()
+
+
+def _do(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except Exception:
+        logger.exception("A profiled step could not be logged; the rest goes on.")
 
 
 def runs_in(thread_id: int, code: types.CodeType | None) -> bool:
