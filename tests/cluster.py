@@ -22,6 +22,28 @@ def mirrored(devices):
     )
 
 
+def strategies(devices):
+    """Every strategy that one process can have, by name."""
+    import tensorflow as tf
+
+    return {
+        "one device": lambda: tf.distribute.OneDeviceStrategy(devices[1]),
+        "mirrored": lambda: mirrored(devices[:2]),
+        "one worker": tf.distribute.MultiWorkerMirroredStrategy,
+        "central storage": lambda: tf.distribute.experimental.CentralStorageStrategy(
+            compute_devices=devices[:2], parameter_device=devices[2]
+        ),
+    }
+
+
+def compile_driver(source, folder):
+    """Compiles a stand-in for NVIDIA's driver library to where its own package looks for it."""
+    library = folder / "libnvidia-ml.so.1"
+    path = HERE / "nvml" / source
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(path)], check=True)
+    return folder
+
+
 def free_ports(count):
     sockets = [socket.socket() for _ in range(count)]
     for each in sockets:

@@ -10,22 +10,10 @@ import keras
 import numpy as np
 import pytest
 import runs
-import tensorflow as tf
 
 import keras_mgpu as km
 
 HERE = Path(__file__).parent
-
-
-def strategies(devices):
-    return {
-        "one device": lambda: tf.distribute.OneDeviceStrategy(devices[1]),
-        "mirrored": lambda: cluster.mirrored(devices[:2]),
-        "one worker": tf.distribute.MultiWorkerMirroredStrategy,
-        "central storage": lambda: tf.distribute.experimental.CentralStorageStrategy(
-            compute_devices=devices[:2], parameter_device=devices[0]
-        ),
-    }
 
 
 def make_model():
@@ -42,7 +30,7 @@ def make_model():
 def test_an_interrupted_fit(tmp_path, devices, name):
     def one(directory, interrupt_after=None):
         runs.fresh()
-        with strategies(devices)[name]().scope():
+        with cluster.strategies(devices)[name]().scope():
             model = make_model()
         checkpoint = km.DistributedCheckpoint(directory, save_freq=1)
         data = runs.make_data()

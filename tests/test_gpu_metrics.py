@@ -29,11 +29,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("driver")
-    library = folder / "libnvidia-ml.so.1"
-    source = HERE / "nvml" / "driver.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
-    return folder
+    return cluster.compile_driver("driver.c", tmp_path_factory.mktemp("driver"))
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cluster
 import pytest
 
 HERE = Path(__file__).parent
@@ -18,11 +19,7 @@ print([between_buses(*pair) for pair in {}])
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
     """A folder with the compiled stand-in."""
-    folder = tmp_path_factory.mktemp("driver")
-    library = folder / "libnvidia-ml.so.1"
-    source = HERE / "nvml" / "links.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
-    return folder
+    return cluster.compile_driver("links.c", tmp_path_factory.mktemp("driver"))
 
 
 def ask(pairs, **environment):

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import worker
 from pinned import Pinned, make_model
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -133,17 +134,6 @@ def compiled():
     return model
 
 
-def strategies(devices):
-    return {
-        "one device": lambda: tf.distribute.OneDeviceStrategy(devices[1]),
-        "mirrored": lambda: cluster.mirrored(devices[:2]),
-        "one worker": tf.distribute.MultiWorkerMirroredStrategy,
-        "central storage": lambda: tf.distribute.experimental.CentralStorageStrategy(
-            compute_devices=devices[:2], parameter_device=devices[2]
-        ),
-    }
-
-
 EXPECTED = {
     "one device": (("CPU:1",),),
     "mirrored": (("CPU:0",), ("CPU:1",)),
@@ -155,7 +145,7 @@ EXPECTED = {
 @pytest.mark.parametrize("name", list(EXPECTED))
 @pytest.mark.parametrize("custom_loop", [False, True], ids=["fit", "loop"])
 def test_strategies(devices, name, custom_loop):
-    strategy = strategies(devices)[name]()
+    strategy = cluster.strategies(devices)[name]()
     with strategy.scope():
         model = compiled()
     report = report_of_loop(strategy, model) if custom_loop else report_of(model)
@@ -177,17 +167,7 @@ def test_strategies(devices, name, custom_loop):
 def report_of_loop(strategy, model):
     x, y = data()
 
-    def on_replica(x, y):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
-        weights = model.trainable_variables
-        model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
-        return loss
-
-    @tf.function
-    def step(x, y):
-        return strategy.reduce("MEAN", strategy.run(on_replica, (x, y)), axis=None)
-
+    step = worker.make_step(strategy, model)
     with strategy.scope():
         model.optimizer.build(model.trainable_variables)
     logger = km.DevicePlacementLogger(verbose=0, step=step)
