@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_mgpu import named_schedules as schedules
 from keras_mgpu.keras_internals import Functional
 from keras_mgpu.schedule import Schedule
+from keras_mgpu.stages import Stage
 
 FORMS = (
     "These forms can be split: a `keras.Sequential` model, a Functional model "
@@ -46,10 +47,15 @@ def check_environment() -> None:
             "KERAS_BACKEND=tensorflow before Keras is imported. "
             f"Received: backend={keras.backend.backend()!r}"
         )
+    check_no_strategy()
+
+
+def check_no_strategy() -> None:
+    """A strategy's scope would make variables that are no single device's."""
     if tf.distribute.has_strategy():
         raise ValueError(
-            "PipelineSplit places variables itself and cannot be made inside a `tf.distribute` "
-            "strategy's scope. Make model and PipelineSplit outside `strategy.scope()`. "
+            "PipelineSplit places variables itself and cannot be made, compiled or trained inside "
+            "a `tf.distribute` strategy's scope. Leave `strategy.scope()` out. "
             f"Received: strategy={type(tf.distribute.get_strategy()).__name__}"
         )
 
@@ -74,6 +80,16 @@ def check_model(model: Any) -> None:
             "with `keras.Input(shape)`, or call `model.build((None, ...))` with the shape of a "
             'batch, or call it once on some data. Under `tf.device("/CPU:0")` its variables '
             f"are made on the host and need not fit one GPU. Received: model={model!r}"
+        )
+
+
+def check_no_new_weights(model: keras.Model, stages: Sequence[Stage]) -> None:
+    """A weight that came after the split, as an adapter does, has no device and no gradient."""
+    new = [weight.path for stage in stages for weight in stage.new_weights]
+    if new:
+        raise ValueError(
+            f"The model '{model.name}' has weights that it did not have when it was split: "
+            f"{', '.join(new)}. Split it anew: `del split`, then `PipelineSplit(model, ...)`."
         )
 
 

@@ -6,8 +6,9 @@ batch.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -63,8 +64,9 @@ class CompiledLoss:
         brings = str(tree.map_structure(lambda leaf: leaf is not None, (y, sample_weight)))
         if brings not in self._found:
             if not self._found:
-                build_losses_and_metrics(self.model, x, y, y_pred, sample_weight)
-                self._place_metrics()
+                with _before_the_trace():
+                    build_losses_and_metrics(self.model, x, y, y_pred, sample_weight)
+                    self._place_metrics()
             self.rules = [term.find_rule() for term in self._terms(y, y_pred, sample_weight)]
             self.metrics_can_be_split = self._probe_metrics(y, y_pred, sample_weight)
             self._say_what_is_gathered()
@@ -173,8 +175,7 @@ class CompiledLoss:
         """Metrics read the last stage's outputs: beside it, nothing needs to be copied."""
         metrics = [self.model._compile_metrics] if self.model._compile_metrics else []
         for variable in [v for metric in metrics for v in metric.variables]:
-            with tf.init_scope():
-                move_variable(variable, copy_to(variable, self.device))
+            move_variable(variable, copy_to(variable, self.device))
 
     def _probe_metrics(self, y: Value, y_pred: Value, sample_weight: Value) -> bool:
         metrics = self.model._compile_metrics
@@ -256,3 +257,14 @@ def _losses_of(call: LayerCall, training: bool) -> Callable[[list[Value]], tf.Te
             return tf.add_n([as_loss(tf.reduce_sum(x)) for x in scope.losses])
 
     return losses
+
+
+@contextlib.contextmanager
+def _before_the_trace() -> Iterator[None]:
+    """For making variables, as if before: whatever makes some is traced twice otherwise."""
+
+    def create(next_creator: Callable[..., Any], **options: Any) -> Any:
+        return next_creator(**options | {"experimental_enable_variable_lifting": False})
+
+    with tf.init_scope(), tf.variable_creator_scope(create):
+        yield

@@ -246,7 +246,7 @@ class _Flow:
         self._functions = functions
         self._head = head
         self._state = state
-        self._borrowed = [_read(function) for function in functions]
+        self._handed_in = [_read(function) for function in functions]
 
     def arguments(self, op: Op) -> Arguments:
         """What the forward `op` starts from."""
@@ -260,7 +260,7 @@ class _Flow:
             return seen[id(variable)]
 
         inputs = [values[number] for number in self._functions[op.stage].stage.inputs]
-        return Arguments(inputs, self._borrowed[op.stage], read_state)
+        return Arguments(inputs, self._handed_in[op.stage], read_state)
 
     def take(self, op: Op, result: StageOutputs) -> list[tf.Tensor]:
         """Takes what the forward `op` gave; returns gradients for the losses among it."""
@@ -315,11 +315,11 @@ def _tensors(result: StageOutputs) -> list[tf.Tensor]:
 
 
 def _read(function: StageFunction) -> list[tf.Tensor]:
-    """Reads the weights a stage borrows: once a step, not once a micro-batch."""
+    """Reads the weights that a stage is handed in: once a step, not once a micro-batch."""
     with tf.device(function.stage.device):
-        return [tf.identity(tf.convert_to_tensor(v.value)) for v in function.borrowed]
+        return [tf.identity(tf.convert_to_tensor(v.value)) for v in function.handed_in]
 
 
 def _weights_of(function: StageFunction, weights: Sequence[keras.Variable]) -> list[keras.Variable]:
-    used = {id(v) for v in (*function.stage.variables, *function.borrowed)}
+    used = {id(v) for v in (*function.stage.variables, *function.handed_in)}
     return [v for v in weights if id(v) in used]

@@ -72,6 +72,7 @@ class CutGraph:
         input_gradients: Sequence[tf.Tensor],
         weight_gradients: Sequence[tf.Tensor],
         must_run: Sequence[tf.Operation] = (),
+        weights: Sequence[tf.Tensor] = (),
     ) -> Cut:
         """Decides which op belongs where.
 
@@ -82,17 +83,18 @@ class CutGraph:
             input_gradients: What the backward pass returns.
             weight_gradients: What is left for the weights.
             must_run: Forward ops that matter for what they do, such as assertions.
+            weights: Those of the inputs that every piece is given anyway.
         """
-        repeatable = self._repeatable()
+        repeatable = self._repeatable(weights)
         forward = self._ancestors(outputs, must_run) | {tensor.op for tensor in inputs}
         forward |= self._shapes_of_what_is_not_kept(
             forward, repeatable, [*input_gradients, *weight_gradients]
         )
         given = {tensor.op for tensor in cotangents}
         backward = self._ancestors(input_gradients, stop=forward) | given
-        weights = self._ancestors(weight_gradients, stop=forward | backward)
+        last = self._ancestors(weight_gradients, stop=forward | backward)
         for_backward = self._read(backward, forward - repeatable, input_gradients)
-        for_weights = self._read(weights, (forward | backward) - repeatable, weight_gradients)
+        for_weights = self._read(last, (forward | backward) - repeatable, weight_gradients)
         made = forward - {tensor.op for tensor in inputs}
         everything = {t.ref(): t for t in (*for_backward, *for_weights)}.values()
         return Cut(
@@ -159,13 +161,13 @@ class CutGraph:
             waiting += op.control_inputs
         return found
 
-    def _repeatable(self) -> set[tf.Operation]:
+    def _repeatable(self, weights: Sequence[tf.Tensor]) -> set[tf.Operation]:
         """Ops that give the same result anywhere in a step: of constants and of weights.
 
         They run in every piece that needs them, instead of being kept for each micro-batch: a
         weight cast to another precision would be there once for each of them.
         """
-        found = {inner.op for _, inner in self.graph.captures}
+        found = {inner.op for _, inner in self.graph.captures} | {each.op for each in weights}
         for op in self._ops:
             if op in self._pure and all(tensor.op in found for tensor in op.inputs):
                 found.add(op)

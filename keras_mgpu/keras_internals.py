@@ -10,7 +10,7 @@ import contextlib
 import re
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -262,6 +262,11 @@ def optimizer_variables(optimizer: Any) -> list[keras.Variable]:
     return [*optimizer.variables, *([] if inner is None else inner.variables)]
 
 
+def steps_of(optimizer: Any) -> int:
+    """Steps that an optimizer has taken; 0 without one."""
+    return 0 if optimizer is None else int(optimizer.iterations.numpy())
+
+
 def global_seed_state() -> keras.Variable | None:
     """The state behind `keras.random` calls without a seed, if there were any."""
     generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
@@ -303,6 +308,14 @@ def training_call() -> TrainingCall:
     return TrainingCall()
 
 
+def refuse_twice(callback: Any, callbacks: Iterable[Any]) -> None:
+    """Raises `ValueError` if a callback is more than once in a list."""
+    if sum(each is callback for each in callbacks) > 1:
+        raise ValueError(
+            f"The same {type(callback).__name__} is twice in the list of callbacks. Leave one out."
+        )
+
+
 def build_like_fit(model: keras.Model, epoch_iterator: Any) -> None:
     """Makes the variables of model, metrics and optimizer that `fit` would make in its first step.
 
@@ -323,10 +336,12 @@ class EpochLength:
     """How many batches `fit` takes in an epoch, for an epoch of which some are trained already.
 
     Left alone, `fit` would complain that the data ran out, and from then on take every epoch to be
-    as short.
+    as short. And if all were trained, which data of unknown length tells too late, the epoch would
+    have no losses.
     """
 
-    def __init__(self, epoch_iterator: Any) -> None:
+    def __init__(self, model: Any, epoch_iterator: Any) -> None:
+        self._model = model
         self._iterator = epoch_iterator
         self._steps_per_epoch = epoch_iterator.steps_per_epoch
         self._num_batches = epoch_iterator._num_batches
@@ -336,7 +351,18 @@ class EpochLength:
         """Whether epochs are pieces of one long pass over the data (`steps_per_epoch`)."""
         return self._steps_per_epoch is not None
 
-    def shorten(self, num_trained: int) -> None:
+    def num_trained(self, first: int, last: int) -> int:
+        """How many batches a call has trained that Keras gave these numbers.
+
+        It numbers them as if an epoch always were a multiple of `steps_per_execution`.
+        """
+        length = None if self.is_stream else self._iterator._num_batches
+        return (last if length is None else min(last, length - 1)) - first + 1
+
+    def shorten(self, num_trained: int, logs: Mapping[str, float]) -> None:
+        """For an epoch of which so many batches are trained, the last of them with these logs."""
+        results = self._model._get_metrics_result_or_logs
+        vars(self._model)["_get_metrics_result_or_logs"] = lambda given: results(given or logs)
         self._iterator._interrupted_warning = lambda: None
         if self._steps_per_epoch is not None:
             self._iterator.steps_per_epoch = self._steps_per_epoch - num_trained
@@ -344,6 +370,7 @@ class EpochLength:
             self._iterator._num_batches = self._num_batches - num_trained
 
     def restore(self) -> None:
+        vars(self._model).pop("_get_metrics_result_or_logs", None)
         vars(self._iterator).pop("_interrupted_warning", None)
         self._iterator.steps_per_epoch = self._steps_per_epoch
         self._iterator._num_batches = self._num_batches
@@ -358,6 +385,15 @@ def batch_size_of(epoch_iterator: Any) -> int | None:
     """The size of the batches that `fit` takes, where its data knows it."""
     size = getattr(getattr(epoch_iterator, "data_adapter", None), "batch_size", None)
     return None if size is None else int(size)
+
+
+def profiled_until(callbacks: Iterable[Any]) -> int:
+    """The last batch that a user's own TensorBoard callback profiles; 0 if there is none.
+
+    Only one profiler can run at a time, and whoever asked for one shall get it.
+    """
+    boards = [each for each in callbacks if isinstance(each, keras.callbacks.TensorBoard)]
+    return max([each._stop_batch for each in boards if each._start_batch > 0], default=0)
 
 
 def num_samples_counted(model: Any) -> list[int]:

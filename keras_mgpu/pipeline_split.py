@@ -150,6 +150,7 @@ class PipelineSplit(keras.Model):
         The model inside is compiled with the same optimizer, losses and metrics. With
         `jit_compile=True` each stage is compiled by XLA for its own device.
         """
+        checks.check_no_strategy()
         self.model.compile(
             optimizer=optimizer,
             loss=loss,
@@ -170,6 +171,7 @@ class PipelineSplit(keras.Model):
     def _share_compiled(self) -> None:
         """Trains with the optimizer, losses and metrics that the model inside is compiled with."""
         model = self.model
+        checks.check_no_new_weights(model, self.stages)
         super().compile(
             optimizer=model.optimizer,
             loss=model.loss,
@@ -189,7 +191,15 @@ class PipelineSplit(keras.Model):
         if self.optimizer is not None and self.optimizer.built:
             optimizers.place_slots(self.optimizer)
 
+    def _assert_compile_called(self, method_name: str | None = None) -> None:
+        """Keras asks this first. Somebody may have compiled the model inside in the meantime."""
+        shared = getattr(self, "_compile_config", None)
+        if self.model.compiled and shared is not self.model._compile_config:
+            self._share_compiled()
+        super()._assert_compile_called(method_name)
+
     def make_train_function(self, force: bool = False) -> Any:
+        checks.check_no_strategy()
         if self.train_function is None or force:
             if self.optimizer is not None and self.trainable_weights:
                 optimizers.build_beside(self.optimizer, self.trainable_weights)

@@ -74,27 +74,32 @@ class StageFunction:
         self._function = ValueFunction(self._run, eager, compiler, **options)
 
     @property
-    def borrowed(self) -> list[keras.Variable]:
-        """Weights that live with another stage and are handed in as tensors."""
+    def handed_in(self) -> list[keras.Variable]:
+        """Weights that are handed in as tensors, so that they are read once a step.
+
+        Those that live with another stage; and tables, which TensorFlow copies whenever they are
+        read if an optimizer writes to single rows of them. XLA reads variables in its own way.
+        """
         state = {id(variable) for variable in self.state}
-        return [variable for variable in self.stage.borrowed if id(variable) not in state]
+        weights = [*self.stage.borrowed, *(self.stage.tables if self.compiler is None else ())]
+        return [variable for variable in weights if id(variable) not in state]
 
     def __call__(
         self,
         inputs: Sequence[Value],
-        borrowed: Sequence[tf.Tensor],
+        handed_in: Sequence[tf.Tensor],
         read_state: Callable[[keras.Variable], tf.Tensor],
     ) -> StageOutputs:
         """Runs the stage on one micro-batch.
 
         Args:
             inputs: The values of `stage.inputs`.
-            borrowed: The values of `self.borrowed`.
+            handed_in: The values of `self.handed_in`.
             read_state: Gives the value a state variable has for this micro-batch.
         """
 
         def call() -> tuple[Any, dict[str, Any]]:
-            return self._function(inputs, *borrowed, *map(read_state, self.state))
+            return self._function(inputs, *handed_in, *map(read_state, self.state))
 
         result, notes = self._until_state_is_known(call, lambda called: called[1])
         return named_outputs(result, notes)
@@ -102,13 +107,13 @@ class StageFunction:
     def trace(
         self,
         inputs: Sequence[Value],
-        borrowed: Sequence[tf.Tensor],
+        handed_in: Sequence[tf.Tensor],
         read_state: Callable[[keras.Variable], tf.Tensor],
     ) -> tuple[Trace, list[tf.Tensor]]:
         """The trace that serves such a micro-batch, and the tensors to call it with."""
 
         def trace() -> tuple[Trace, list[tf.Tensor]]:
-            return self._function.trace(inputs, *borrowed, *map(read_state, self.state))
+            return self._function.trace(inputs, *handed_in, *map(read_state, self.state))
 
         return self._until_state_is_known(trace, lambda traced: traced[0].notes)
 
@@ -134,7 +139,7 @@ class StageFunction:
     def _run(self, notes: dict[str, Any], inputs: list[Value], *tensors: tf.Tensor) -> Any:
         """Runs the layers; what only running them can tell is put in `notes`."""
         values = dict(zip(self.stage.inputs, inputs))
-        scope = AssignmentScope(zip([*self.borrowed, *self.state], tensors))
+        scope = AssignmentScope(zip([*self.handed_in, *self.state], tensors))
         losses: dict[int, tf.Tensor] = {}
         valid: list[tf.Tensor] = []
         notes.update(loss_calls=[], masked_norms=[])

@@ -29,12 +29,12 @@ class Arguments:
 
     Attributes:
         inputs: The values of `stage.inputs`.
-        borrowed: The values of the weights that live with another stage.
+        handed_in: The values of the weights that are read once a step.
         read_state: Gives the value a state variable has for this micro-batch.
     """
 
     inputs: list[Value]
-    borrowed: list[tf.Tensor]
+    handed_in: list[tf.Tensor]
     read_state: Callable[[keras.Variable], tf.Tensor]
 
 
@@ -67,7 +67,7 @@ class TapedStage:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             leaves = float_leaves(self._function.stage.inputs, arguments.inputs)
             sources = {leaf: x for leaf, x in leaves.items() if leaf[0] in self._made}
-            weights = self._sources(arguments.borrowed)
+            weights = self._sources(arguments.handed_in)
             tape.watch([*sources.values(), *weights])
             outputs = self._function(**vars(arguments))
         return outputs, (tape, outputs, sources, weights) if keep else arguments, []
@@ -106,9 +106,9 @@ class TapedStage:
         """For each weight, the sum over micro-batches, or `None`."""
         return self._sums.total()
 
-    def _sources(self, borrowed: Sequence[tf.Tensor]) -> list[Any]:
-        handed_in = {id(v): tensor for v, tensor in zip(self._function.borrowed, borrowed)}
-        return [handed_in.get(id(v), v.value) for v in self._weights]
+    def _sources(self, handed_in: Sequence[tf.Tensor]) -> list[Any]:
+        given = {id(v): tensor for v, tensor in zip(self._function.handed_in, handed_in)}
+        return [given.get(id(v), v.value) for v in self._weights]
 
 
 class TracedStage:

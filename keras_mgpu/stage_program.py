@@ -69,7 +69,10 @@ class StageProgram:
         num_arguments = len(self._graph.inputs) - len(self._graph.captures)
         self._arguments = tuple(self._graph.inputs[:num_arguments])
         self._must_run = tuple(self._graph.control_outputs)
-        self._differentiate(function, made)
+        _, further = self._argument_values()
+        self._handed_in = dict(zip(map(id, function.handed_in), further))
+        self._owners = {t.ref(): v for v, t in zip(function.handed_in, further)}
+        self._differentiate(made)
         self._summing = self._sum_up(sums)
         self._cut_graph = CutGraph(self._graph)
         self._cut = self._cut_graph.cut(
@@ -79,6 +82,7 @@ class StageProgram:
             list(self._of_inputs.values()),
             [*_components(self._of_weights), *(op.inputs[1] for op in self._summing)],
             self._must_run,
+            list(self._handed_in.values()),
         )
 
     @property
@@ -108,7 +112,8 @@ class StageProgram:
             kinds: The kinds of ops they were made for.
             value: Gives a value of a tensor's form.
         """
-        outputs, kept, _ = self._forward_flat([value(tensor) for tensor in self._arguments], kinds)
+        arguments = [self._given_or(value, tensor) for tensor in self._arguments]
+        outputs, kept, _ = self._forward_flat(arguments, kinds)
         if "R" in kinds:
             kept, _ = self.recompute(kept)
         made = _by_reference(self._graph.outputs, outputs)
@@ -126,7 +131,7 @@ class StageProgram:
             value: Gives a value of a tensor's form.
             num_rounds: How often each is run after the first time. The median counts.
         """
-        kept: Kept = {tensor.ref(): value(tensor) for tensor in self._arguments}
+        kept: Kept = {t.ref(): self._given_or(value, t) for t in self._arguments}
         fetched = {
             "forward": (*self._graph.outputs, *self._cut.forward),
             "recompute": self._cut.forward,
@@ -139,20 +144,29 @@ class StageProgram:
             feeds = [kept[tensor.ref()] for tensor in self._feeds[name]]
             results, seconds[name] = _timed(function, feeds, self._stage.device, num_rounds)
             kept |= _by_reference(fetched.get(name, ()), results)
-        inputs = [kept[tensor.ref()] for tensor in self._arguments]
-        for_backward = [kept[t.ref()] for t in self._feeds["backward"] if not self._is_given(t)]
-        for_weights = [kept[t.ref()] for t in self._feeds.get("weights", ())]
-        sizes = {"activations": for_backward, "for_weights": for_weights, "inputs": inputs}
+        for_backward = self._feeds["backward"]
+        sizes = {
+            "activations": for_backward,
+            "for_weights": self._feeds.get("weights", ()),
+            "inputs": self._arguments,
+        }
         if "weights" in self._feeds:
-            sizes["activations"] = [kept[t.ref()] for t in self._cut.forward] + for_backward
-        return seconds, {name: _num_bytes(tensors) for name, tensors in sizes.items()}
+            sizes["activations"] = self._cut.forward + for_backward
+        shared = {tensor.ref() for tensor in (*self._given, *self._handed_in.values())}
+        kept = {key: tensor for key, tensor in kept.items() if key not in shared}
+        return seconds, {
+            name: _num_bytes([kept[t.ref()] for t in tensors if t.ref() in kept])
+            for name, tensors in sizes.items()
+        }
+
+    def _given_or(self, value: Callable[[tf.Tensor], tf.Tensor], tensor: tf.Tensor) -> tf.Tensor:
+        """Weights are what they are: to make a second one up may be more than a device holds."""
+        owner = self._owners.get(tensor.ref())
+        return value(tensor) if owner is None else tf.convert_to_tensor(owner.value)
 
     def _pairs(self) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
         """The placeholder for each gradient that is given, with the output it is for."""
         return zip(self._given, self._targets)
-
-    def _is_given(self, tensor: tf.Tensor) -> bool:
-        return any(tensor is given for given in self._given)
 
     # What the executor calls. Each call also returns the op that others can wait for.
 
@@ -209,17 +223,18 @@ class StageProgram:
         }
 
     def _backward_pieces(self, kinds: Collection[str]) -> dict[str, Piece]:
-        cut, given = self._cut, tuple(self._given)
+        cut, given, handed_in = self._cut, tuple(self._given), tuple(self._handed_in.values())
         of_inputs, of_weights = tuple(self._of_inputs.values()), _components(self._of_weights)
         made_here = {tensor.ref() for tensor in (*cut.backward, *given)}
         if "W" not in kinds:
             kept = {t.ref(): t for t in (*cut.for_backward, *cut.for_weights)}
             feeds = tuple(tensor for key, tensor in kept.items() if key not in made_here)
-            return {"backward": Piece(feeds + given, of_inputs + of_weights, self._summing)}
+            feeds += given + handed_in
+            return {"backward": Piece(feeds, of_inputs + of_weights, self._summing)}
         kept_only = tuple(t for t in cut.for_backward if t.ref() not in made_here)
         return {
-            "backward": Piece(kept_only + given, of_inputs + cut.backward),
-            "weights": Piece(cut.for_weights, of_weights, self._summing),
+            "backward": Piece(kept_only + given + handed_in, of_inputs + cut.backward),
+            "weights": Piece(cut.for_weights + handed_in, of_weights, self._summing),
         }
 
     def _named(self, tensors: Sequence[tf.Tensor]) -> StageOutputs:
@@ -239,14 +254,14 @@ class StageProgram:
                 gradients.append(None if gradient is None else next(remaining))
         return gradients
 
-    def _differentiate(self, function: StageFunction, made: Collection[int]) -> None:
+    def _differentiate(self, made: Collection[int]) -> None:
         """Adds the gradients to the traced graph."""
         outputs = self._named(self._graph.outputs)
         leaves = float_leaves(self._stage.outputs, outputs.values)
         wanted = [leaves[leaf] for leaf in leaves if leaf in self.cotangents]
         self._targets = targets = [*outputs.losses, *wanted]
         inputs = self._input_leaves(made)
-        sources = [*inputs.values(), *self._weight_sources(function)]
+        sources = [*inputs.values(), *self._weight_sources()]
         there = [source for source in sources if source is not None]
         with self._building("gradients"):
             self._given = [_placeholder(target) for target in targets]
@@ -284,12 +299,10 @@ class StageProgram:
         leaves = float_leaves(self._stage.inputs, values)
         return {leaf: tensor for leaf, tensor in leaves.items() if leaf[0] in made}
 
-    def _weight_sources(self, function: StageFunction) -> list[tf.Tensor | None]:
+    def _weight_sources(self) -> list[tf.Tensor | None]:
         """What stands for each weight in the graph: `None` for one that is not read."""
-        _, tensors = self._argument_values()
-        borrowed = {id(v): tensor for v, tensor in zip(function.borrowed, tensors)}
         captured = {id(outer): inner for outer, inner in self._graph.captures}
-        return [borrowed.get(id(v), captured.get(id(v.value.handle))) for v in self._weights]
+        return [self._handed_in.get(id(v), captured.get(id(v.value.handle))) for v in self._weights]
 
     def _argument_values(self) -> tuple[list[Value], list[tf.Tensor]]:
         """The values and the further tensors that the stage was traced with."""

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_mgpu.keras_internals import move_variable, own_state
+from keras_mgpu.keras_internals import move_variable, own_state, own_weights
 from keras_mgpu.layer_calls import LayerCall, LayerCalls
 from keras_mgpu.partition import PartitionPlan
 
@@ -54,6 +54,20 @@ class Stage:
     def state(self) -> list[keras.Variable]:
         """What its layers may assign while they are called: statistics, seeds, metrics."""
         return list({id(v): v for layer in self.sublayers for v in own_state(layer)}.values())
+
+    @property
+    def new_weights(self) -> list[keras.Variable]:
+        """Weights that its layers got after it was made."""
+        known = {id(v) for v in (*self.variables, *self.borrowed)}
+        weights = [weight for layer in self.sublayers for weight in own_weights(layer)]
+        return [weight for weight in weights if id(weight) not in known]
+
+    @property
+    def tables(self) -> list[keras.Variable]:
+        """Weights that live with it and of which a sample uses some rows."""
+        embeddings = [each for each in self.sublayers if isinstance(each, keras.layers.Embedding)]
+        of_embeddings = {id(v) for layer in embeddings for v in layer.variables}
+        return [variable for variable in self.variables if id(variable) in of_embeddings]
 
     def __str__(self) -> str:
         names = [call.name for call in self.calls if not call.is_entry]

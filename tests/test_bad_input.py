@@ -158,6 +158,22 @@ def test_a_plan_of_another_model(devices):
         PipelineSplit(make(), TWO, cuts=plan(other, 2))
 
 
+def test_weights_that_a_model_gets_after_it_was_split(devices):
+    """Adapters, for example: no stage would train them."""
+    model = make()
+    split = PipelineSplit(model, devices[:2], micro_batches=2)
+    split.compile("sgd", "mse")
+    layer = model.get_layer("first")
+    layer.enable_lora(2)
+    with pytest.raises(ValueError, match=r"lora_kernel_a.*Split it anew"):
+        split.compile("sgd", "mse")
+    del split
+    split = PipelineSplit(model, devices[:2], micro_batches=2)
+    split.compile("sgd", "mse")
+    split.fit(X, Y, verbose=0)
+    assert np.any(layer.lora_kernel_b.numpy() != 0)  # Where it begins.
+
+
 def test_inside_a_strategy():
     strategy = tf.distribute.MirroredStrategy(TWO)
     with strategy.scope():

@@ -150,6 +150,25 @@ def test_recurrent_stages_can_be_measured(devices):
         split.measure(0)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_no_micro_batch_keeps_a_weight(schedule, dtype, devices):
+    """Neither a table, nor one that lives with another stage, nor one in another precision."""
+    inputs = keras.Input((2,), dtype="int32")
+    embedding = layers.ReversibleEmbedding(1000, 8, dtype=dtype)
+    dense = layers.Dense(8, dtype=dtype)
+    x = dense(embedding(inputs))
+    x = layers.Activation("linear", dtype="float32")(embedding(x, reverse=True))
+    model = keras.Model(inputs, layers.GlobalAveragePooling1D()(x))
+    options = {"micro_batches": 2, "cuts": [dense.name], "schedule": schedule}
+    split = PipelineSplit(model, devices[:2], **options)
+    split.compile("sgd", "mse")
+    split.fit(np.ones((4, 2)), np.ones((4, 1000)), batch_size=4, verbose=0)
+    _, sizes = split.measure(1)
+    for each in (*sizes.inputs, *sizes.activations, *sizes.for_weights):
+        assert each < 2 * 1000 * 8, sizes
+
+
 def test_a_nested_model_is_cut_inside(devices):
     inner = keras.Sequential([keras.Input((4,)), *[layers.Dense(4) for _ in range(4)]], name="in")
     model = keras.Sequential([keras.Input((4,)), inner, layers.Dense(2)])

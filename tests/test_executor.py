@@ -47,9 +47,9 @@ class SumOfOutputs:
         return [[tf.ones_like(self.outputs[micro_batch])]]
 
 
-def trace(devices, schedule):
+def trace(devices, schedule, make_model=residual_mlp):
     """Traces a step whose stages are pinned to devices, which need not be there."""
-    model = residual_mlp()
+    model = make_model()
     calls = layer_calls.from_model(model)
     plan = partition.balance(layer_costs(calls), len(devices))
     stages = make_stages(calls, plan, devices)
@@ -69,7 +69,7 @@ def trace(devices, schedule):
             trainer.rehearse(schedule, feeds[0], calls.outputs, SumOfOutputs(), state())
         return trainer.run(schedule, feeds, calls.outputs, SumOfOutputs(), state())
 
-    return step.get_concrete_function(tf.TensorSpec((None, 4)))
+    return step.get_concrete_function(tf.TensorSpec((None, 4), model.input.dtype))
 
 
 def pipeline_ops(graph):
@@ -145,6 +145,23 @@ def test_every_layer_is_pinned_inside_its_stage():
         multiplications = [n for n in body.node_def if n.op == "MatMul"]
         assert multiplications or op.kind == "B", op
         assert all(n.device == f"/device:GPU:{op.stage}" for n in multiplications)
+
+
+def test_a_table_is_read_once_a_step():
+    """TensorFlow copies one that is written to by rows, whenever it is read."""
+    from tensorflow.python.eager import context
+
+    def lookup():
+        inputs = keras.Input((4,), dtype="int32")
+        return keras.Model(inputs, layers.Dense(2)(layers.Embedding(50, 8)(inputs)))
+
+    step = trace(GPUS[:2], schedules.one_f_one_b(2, 4), lookup)
+    reads = [op for op in step.graph.get_operations() if op.type == "ReadVariableOp"]
+    assert len([op for op in reads if op.outputs[0].shape == (50, 8)]) == 1
+    for op, node in pipeline_ops(step.graph).items():
+        body = context.context().get_function_def(node.get_attr("f").name)
+        has_read = any(n.op == "ReadVariableOp" for n in body.node_def)
+        assert has_read == (op.stage == 1), op
 
 
 def test_stages_run_on_their_devices(devices):

@@ -121,6 +121,27 @@ def test_compile_options(devices, options):
     )
 
 
+def test_compiling_the_model_inside(devices):
+    """It is the same model, and whoever holds it may compile it."""
+    expected, model = plain(), split(devices)
+    fit = {"x": X, "y": Y, "batch_size": 10, "shuffle": False, "epochs": 2, "verbose": 0}
+    for reduction in ("sum", "sum_over_batch_size"):
+        model.evaluate(X, Y, verbose=0)
+        loss = keras.losses.SparseCategoricalCrossentropy(reduction=reduction)
+        for each in (expected, model.model):
+            each.compile(keras.optimizers.SGD(0.01), loss, metrics=["accuracy"])
+        assert_same_history(model.fit(**fit), expected.fit(**fit))
+        assert_same_weights(model, expected)
+    assert model.optimizer is model.model.optimizer
+
+
+def test_compiling_only_the_model_inside(devices):
+    expected, model = plain(), PipelineSplit(make(), devices[:2], micro_batches=4)
+    compiled(model.model)
+    fit = {"x": X, "y": Y, "batch_size": 10, "shuffle": False, "verbose": 0}
+    assert_same_history(model.fit(**fit), expected.fit(**fit))
+
+
 def test_on_batch_methods(devices):
     expected, model = plain(), split(devices)
     for _ in range(3):
@@ -146,6 +167,23 @@ def test_on_batch_methods(devices):
 def test_calling_the_wrapper_is_calling_the_model(devices):
     model = split(devices, num_stages=3)
     np.testing.assert_allclose(model(X), model.model(X), rtol=1e-6)
+
+
+def test_a_step_is_traced_once(devices, monkeypatch):
+    """TensorFlow traces once more whatever made a variable, as metrics do at their first batch."""
+    steps = []
+    train_step = PipelineSplit.train_step
+    monkeypatch.setattr(
+        PipelineSplit, "train_step", lambda self, data: steps.append(1) or train_step(self, data)
+    )
+    inputs = keras.Input((4,))
+    hidden = layers.Dense(4)(inputs)
+    model = keras.Model(inputs, [layers.Dense(2)(hidden), layers.Dense(1)(hidden)])
+    split = PipelineSplit(model, devices[:2], micro_batches=2)
+    split.compile("adam", ["mse", "mae"], metrics=[["mae", "cosine_similarity"], ["mape"]])
+    x = np.ones((8, 4), "float32")
+    split.fit(x, [x[:, :2], x[:, :1]], batch_size=4, verbose=0)
+    assert len(steps) == 1
 
 
 def test_one_trace_for_batches_of_every_size(devices):
