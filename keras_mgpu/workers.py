@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 T = TypeVar("T")
 
@@ -41,6 +45,67 @@ class Workers:
             if lightest == self.index:
                 mine.append(thing)
         return mine
+
+
+def is_unreachable(name: str) -> bool:
+    """Whether a worker's process does not answer, as far as TensorFlow can tell."""
+    job, _, index = name.partition(":")
+    try:
+        context.context().check_collective_ops_peer_health(
+            f"/job:{job}/replica:0/task:{index}", timeout_in_ms=3000
+        )
+    except tf.errors.UnavailableError:
+        return True
+    except (tf.errors.OpError, RuntimeError, ValueError):
+        return False  # It is busy, or there is no cluster to ask in.
+    return False
+
+
+def check_tf_config() -> None:
+    """Says what is wrong with the environment variable TF_CONFIG, which tells a worker its place.
+
+    Raises:
+        ValueError: If it is there, and cannot be right.
+    """
+    text = os.environ.get("TF_CONFIG", "")
+    if not text:
+        return
+    try:
+        complaint = _complaint(json.loads(text))
+    except json.JSONDecodeError as error:
+        complaint = f"is no JSON: {error}"
+    except KeyError as error:
+        complaint = f"has no {error}"
+    except (ValueError, TypeError, AttributeError):
+        complaint = "has not the right form"
+    if complaint:
+        raise ValueError(f"TF_CONFIG {complaint}. {_EXAMPLE} Received: {text}")
+
+
+def _complaint(config: Any) -> str:
+    """What is wrong; nothing if that is all right."""
+    cluster, task = config["cluster"], config["task"]
+    job, index = task["type"], int(task["index"])
+    if job not in cluster:
+        return f"says that this is a {job!r}, and the cluster has none"
+    addresses = [address for each in cluster.values() for address in each]
+    if any(not isinstance(each, list) for each in cluster.values()):
+        return "must have a list of addresses for each job"
+    odd = [each for each in addresses if not re.fullmatch(r"[\w.\-\[\]:]+:\d+", str(each))]
+    if odd:
+        return f"has addresses that are not like host:port: {odd}"
+    if len(set(addresses)) < len(addresses):
+        return "has the same address twice"
+    if not 0 <= index < len(cluster[job]):
+        count = len(cluster[job])
+        return f"says that this is {job} {index}, and the cluster has {count}, counted from 0"
+    return ""
+
+
+_EXAMPLE = (
+    'It looks like {"cluster": {"worker": ["host1:2222", "host2:2222"]}, '
+    '"task": {"type": "worker", "index": 0}}.'
+)
 
 
 def workers_of(strategy: Any) -> Workers:

@@ -1,13 +1,20 @@
 """Several devices, and several worker processes, on this machine."""
 
+import atexit
 import json
+import multiprocessing
 import os
+import runpy
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
+# Forks of a process that has imported everything already: TensorFlow alone takes seconds.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["trainee"])
 
 
 def mirrored(devices):
@@ -56,24 +63,67 @@ def free_ports(count):
 
 def start_workers(count, task, directory, *options):
     """Starts `worker.py` `count` times; returns the processes."""
-    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(count)]}
+    return start(["worker"] * count, "worker.py", task, directory, *options)
+
+
+def start(jobs, script, *arguments):
+    """Starts a script of this folder once for each job, as one cluster; returns the processes."""
+    cluster = {job: [] for job in jobs}
+    places = []
+    for job, port in zip(jobs, free_ports(len(jobs))):
+        places.append({"type": job, "index": len(cluster[job])})
+        cluster[job].append(f"127.0.0.1:{port}")
     processes = []
-    for index in range(count):
-        config = {"cluster": cluster, "task": {"type": "worker", "index": index}}
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, str(HERE / "worker.py"), task, str(directory), *options],
-                env={
-                    **os.environ,
-                    "TF_CONFIG": json.dumps(config),
-                    "GRPC_FAIL_FAST": "use_caller",
-                },
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
+    for task in places:
+        config = json.dumps({"cluster": cluster, "task": task})
+        environment = {"TF_CONFIG": config, "CUDA_VISIBLE_DEVICES": "-1"}
+        processes.append(ScriptProcess(HERE / script, arguments, environment))
     return processes
+
+
+class ScriptProcess:
+    """A script in a process of its own, with the methods of a `subprocess.Popen`."""
+
+    def __init__(self, script, arguments, environment):
+        self._output = tempfile.NamedTemporaryFile()  # noqa: SIM115  For as long as this lives.
+        command = [str(script), *map(str, arguments)]
+        self._process = PROCESSES.Process(
+            target=run_script, args=(command, environment, self._output.name)
+        )
+        self._process.start()
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self):
+        return self._process.exitcode
+
+    def poll(self):
+        return self.returncode
+
+    def kill(self):
+        self._process.kill()
+
+    def communicate(self, timeout=None):
+        """Waits; returns what it printed, and nothing beside it."""
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(self._output.name, timeout)
+        return Path(self._output.name).read_text(encoding="utf-8", errors="replace"), None
+
+
+def run_script(command, environment, output):
+    """Runs a script as if this process had been started for it."""
+    os.environ.update(environment)
+    file = os.open(output, os.O_WRONLY | os.O_APPEND)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(file, stream.fileno())
+    sys.argv = command
+    sys.path.insert(0, os.path.dirname(command[0]))
+    try:
+        runpy.run_path(command[0], run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()
 
 
 def finish(processes, timeout=240):
@@ -82,3 +132,12 @@ def finish(processes, timeout=240):
     for process, output in zip(processes, outputs):
         if process.returncode:
             raise AssertionError(f"exit code {process.returncode}:\n{output[-5000:]}")
+    return outputs
+
+
+def kill(processes):
+    """Ends those that are still there."""
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()

@@ -89,9 +89,21 @@ class InterruptAfter(keras.callbacks.Callback):
             raise Interrupted
 
 
+class InterruptValidation(keras.callbacks.Callback):
+    """Ends a run behind the last batch of an epoch."""
+
+    def on_test_begin(self, logs=None):
+        raise Interrupted
+
+
 def train(model, data, *callbacks, epochs=3, interrupt_after=None, **options):
-    """Fits; returns what there is to compare, or `None` if the run was interrupted."""
+    """Fits; returns what there is to compare, or `None` if the run was interrupted.
+
+    It can be interrupted after a number of batches, or before `"validation"`.
+    """
     ends = [] if interrupt_after is None else [InterruptAfter(interrupt_after)]
+    if interrupt_after == "validation":
+        ends = [InterruptValidation()]
     try:
         history = model.fit(
             data,

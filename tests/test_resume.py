@@ -7,6 +7,7 @@ import runs
 import tensorflow as tf
 
 import keras_mgpu as km
+from keras_mgpu.checkpoints.store import Store
 
 EPOCH = 4  # Batches in an epoch of 30 samples.
 
@@ -84,15 +85,28 @@ def test_data_of_unknown_length(tmp_path):
     runs.assert_same(whole, run(tmp_path / "parts", "unknown length"))
 
 
-def test_several_steps_in_one_execution(tmp_path):
+# Keras finds out by asking whether there is one more batch: a checkpoint can come in between.
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_data_of_unknown_length_interrupted_behind_its_last_batch(tmp_path):
+    options = {"kind": "unknown length", "validation_data": runs.arrays(20, seed=1)}
+    whole = run(tmp_path / "whole", **options)
+    assert run(tmp_path / "parts", interrupt_after="validation", **options) is None
+    runs.assert_same(whole, run(tmp_path / "parts", **options))
+
+
+@pytest.mark.parametrize("num_together", [2, 3])
+def test_several_steps_in_one_execution(tmp_path, num_together):
     def make_model():
         model = runs.make_model()
-        model.compile("adam", model.loss, metrics=["accuracy"], steps_per_execution=2)
+        options = {"metrics": ["accuracy"], "steps_per_execution": num_together}
+        model.compile("adam", model.loss, **options)
         return model
 
     whole = run(tmp_path / "whole", make_model=make_model)
     assert run(tmp_path / "parts", make_model=make_model, interrupt_after=3) is None
     runs.assert_same(whole, run(tmp_path / "parts", make_model=make_model))
+    steps = [entry.step for entry in Store(str(tmp_path / "whole")).entries()]
+    assert steps[-1] == 3 * EPOCH
 
 
 class Late(keras.Model):

@@ -154,7 +154,7 @@ def placement(strategy, directory):
 
 
 def metrics(strategy, directory):
-    """Logs what it does."""
+    """Logs what it does. Worker 1 is slow at first, worker 0 later."""
     with strategy.scope():
         model = make_model()
         model.optimizer.build(model.trainable_variables)
@@ -162,12 +162,41 @@ def metrics(strategy, directory):
     logger = km.GPUMetrics(directory, interval=0.1)
     callbacks = keras.callbacks.CallbackList([logger], model=model)
     callbacks.on_train_begin()
-    for number in range(20):
+    me = strategy.cluster_resolver.task_id
+    for number in range(40):
+        if me == (number < 20):
+            time.sleep(0.05)
         callbacks.on_train_batch_begin(number)
         step(*batch(number))
-        time.sleep(0.02)
         callbacks.on_train_batch_end(number)
     callbacks.on_train_end()
+
+
+def different(strategy, directory):
+    """Worker 1 has another activation, which no shape tells."""
+    km.enable_multi_worker_fit()
+    is_other = strategy.cluster_resolver.task_id == 1
+    with strategy.scope():
+        inputs = keras.Input((8,))
+        x = keras.layers.Dense(4, activation="tanh" if is_other else "relu")(inputs)
+        model = keras.Model(inputs, keras.layers.Dense(3)(x))
+        model.compile("adam", "mse")
+    checkpoint = km.DistributedCheckpoint(directory / "different", save_freq=2, worker_timeout=20)
+    x, y = (np.concatenate(parts) for parts in zip(*(batch(number) for number in range(8))))
+    model.fit(x, y, batch_size=8, epochs=20, verbose=0, callbacks=[checkpoint])
+
+
+def disagree(strategy, directory):
+    """Worker 1 saves at other steps than worker 0."""
+    km.enable_multi_worker_fit()
+    with strategy.scope():
+        model = make_model()
+    save_freq = 2 + strategy.cluster_resolver.task_id
+    checkpoint = km.DistributedCheckpoint(
+        directory / "disagree", save_freq=save_freq, worker_timeout=5
+    )
+    x, y = (np.concatenate(parts) for parts in zip(*(batch(number) for number in range(8))))
+    model.fit(x, y, batch_size=8, epochs=20, verbose=0, callbacks=[checkpoint])
 
 
 TASKS = {
@@ -176,6 +205,8 @@ TASKS = {
     "die": die,
     "placement": placement,
     "metrics": metrics,
+    "different": different,
+    "disagree": disagree,
 }
 
 

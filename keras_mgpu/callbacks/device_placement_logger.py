@@ -10,7 +10,12 @@ import keras
 
 from keras_mgpu import files, terminal
 from keras_mgpu.directory import check_directory, make_directory
-from keras_mgpu.keras_internals import batch_size_of, num_samples_counted, training_call
+from keras_mgpu.keras_internals import (
+    batch_size_of,
+    num_samples_counted,
+    refuse_twice,
+    training_call,
+)
 from keras_mgpu.placements import tensorboard
 from keras_mgpu.placements.observing import collected, explaining, report_of
 from keras_mgpu.placements.report import FILE_NAME, PlacementReport
@@ -56,7 +61,9 @@ class DevicePlacementLogger(keras.callbacks.Callback):
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         if self._log_dir is not None:
             make_directory(self._log_dir)
-        self._batch_size = batch_size_of(training_call().names.get("epoch_iterator"))
+        call = training_call()
+        refuse_twice(self, call.callbacks)
+        self._batch_size = batch_size_of(call.names.get("epoch_iterator"))
         self._stop_collecting()
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -118,5 +125,6 @@ class DevicePlacementLogger(keras.callbacks.Callback):
         workers = workers_of(self.model.distribute_strategy)
         ending = f"_{workers.names[workers.index].replace(':', '_')}" if workers.count > 1 else ""
         name = FILE_NAME.replace(".json", f"{ending}.json")
+        make_directory(self._log_dir)
         files.write_text(files.join(self._log_dir, name), report.to_json())
         tensorboard.write(report, files.join(self._log_dir, f"placement{ending}"))

@@ -21,14 +21,16 @@ from keras_mgpu.checkpoints.resumable import Position, ResumableDataset
 from keras_mgpu.checkpoints.retention import Retention, resolve_mode
 from keras_mgpu.checkpoints.run_lock import RunLock
 from keras_mgpu.checkpoints.save_timing import Passed, make_timing
-from keras_mgpu.checkpoints.saver import Saver, SaveReport
+from keras_mgpu.checkpoints.saver import Saver, SaveReport, finish_earlier_save
 from keras_mgpu.checkpoints.store import Store
-from keras_mgpu.checkpoints.training_state import TrainingState, steps_of
+from keras_mgpu.checkpoints.training_state import TrainingState
 from keras_mgpu.directory import check_directory, make_directory
 from keras_mgpu.keras_internals import (
     EpochLength,
     begin_at_epoch,
     build_like_fit,
+    refuse_twice,
+    steps_of,
     training_call,
 )
 from keras_mgpu.unsplit import unsplit
@@ -125,10 +127,11 @@ class DistributedCheckpoint(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         call = training_call()
+        refuse_twice(self, call.callbacks)
         self._neighbours = Neighbours(each for each in call.callbacks if each is not self)
         self._asked_epoch = call.names.get("initial_epoch") or 0
         iterator = call.names.get("epoch_iterator")
-        self._length = None if iterator is None else EpochLength(iterator)
+        self._length = None if iterator is None else EpochLength(self.model, iterator)
         data = self._given_data if self._given_data is not None else call.names.get("x")
         self._data = data if isinstance(data, ResumableDataset) else None
         self._workers = workers_of(self.model.distribute_strategy)
@@ -136,6 +139,8 @@ class DistributedCheckpoint(keras.callbacks.Callback):
         make_directory(self.directory)
         if self._workers.is_first:
             self._lock.acquire()
+        finish_earlier_save(self.directory)
+        if self._workers.is_first:
             self._store.clean()
         self._saver = Saver(
             self._store, self._workers, self._retention, self._monitor, self._worker_timeout
@@ -154,19 +159,21 @@ class DistributedCheckpoint(keras.callbacks.Callback):
         self._request.listen(call.code)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._running()
         if self._length is not None:
             self._length.restore()
         self._epoch, self._batch = epoch, 0
         if self._loaded is not None:
             self._batch = self.initial_batch
             if self._length is not None and self._batch:
-                self._length.shorten(self._batch)
+                self._length.shorten(self._batch, self._loaded.manifest.values)
             self._put_back()
         else:
             self._save_if_due(epoch_ended=self._epoch_logs is not None)
         self._epoch_logs = None
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._running()
         self._first_of_call = batch
         if self._loaded is not None:
             # Other callbacks have had their say about the learning rate in `on_epoch_begin`, which
@@ -178,7 +185,10 @@ class DistributedCheckpoint(keras.callbacks.Callback):
             self._save_if_due()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        count = batch - self._first_of_call + 1
+        first = self._first_of_call
+        count = (
+            batch - first + 1 if self._length is None else self._length.num_trained(first, batch)
+        )
         self._batch += count
         self._step += count
         self._num_unsaved += count
@@ -198,6 +208,7 @@ class DistributedCheckpoint(keras.callbacks.Callback):
             )
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
+        self._running()
         if self._loaded is not None:
             self._put_back()
             logger.warning(

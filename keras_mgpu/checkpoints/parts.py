@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import zlib
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -47,6 +49,7 @@ class Part:
         files: Their data files.
         tensors: What is in them.
         state: What belongs to this worker alone.
+        model: A checksum of the model it trains; 0 if that is not known.
     """
 
     worker: int
@@ -55,6 +58,7 @@ class Part:
     files: tuple[FileEntry, ...] = ()
     tensors: tuple[TensorEntry, ...] = ()
     state: Mapping[str, Any] | None = None
+    model: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -69,6 +73,7 @@ class Part:
             tuple(FileEntry(**each) for each in fields["files"]),
             tuple(TensorEntry(e["key"], tuple(e["shape"]), e["dtype"]) for e in fields["tensors"]),
             fields["state"],
+            fields["model"],
         )
 
 
@@ -100,6 +105,7 @@ def write_part(staging: str, worker: int, snapshot: Snapshot, token: str) -> Par
         entries,
         tuple(entry for _, group in groups for entry in entries_of(group)),
         snapshot.own_state,
+        _model_checksum(snapshot.model),
     )
     if worker > 0:
         name = f"part-{worker}.json"
@@ -110,7 +116,14 @@ def write_part(staging: str, worker: int, snapshot: Snapshot, token: str) -> Par
 
 
 def complete(staging: str, snapshot: Snapshot, parts: list[Part]) -> Manifest:
-    """Makes one bundle of all parts and writes the files beside it; returns the manifest."""
+    """Makes one bundle of all parts and writes the files beside it; returns the manifest.
+
+    Raises:
+        DifferentModels: If workers do not train the same model.
+    """
+    for part in parts[1:]:
+        if part.model and parts[0].model and part.model != parts[0].model:
+            raise DifferentModels(part.worker)
     prefixes = [files.join(staging, prefix) for part in parts for prefix in part.prefixes]
     bundle.merge(prefixes, files.join(staging, stores.BUNDLE))
     data = [file for part in parts for file in part.files]
@@ -130,6 +143,21 @@ def complete(staging: str, snapshot: Snapshot, parts: list[Part]) -> Manifest:
         files.remove(files.join(staging, name))
     tensors = tuple(tensor for part in parts for tensor in part.tensors)
     return replace(snapshot.manifest, files=tuple(entries), tensors=tensors)
+
+
+class DifferentModels(Exception):
+    """Of two workers that train together, one has another model."""
+
+    def __init__(self, worker: int) -> None:
+        super().__init__(
+            f"worker {worker} trains another model than worker 0. Their variables have the same "
+            "shapes, so TensorFlow sums their gradients all the same; give all workers one model"
+        )
+
+
+def _model_checksum(model: str | None) -> int:
+    """Numbers at the end of names are left out: they depend on what else a process has made."""
+    return 0 if model is None else zlib.crc32(re.sub(r'_\d+"', '"', model).encode())
 
 
 def _finish_file(folder: str, name: str) -> FileEntry:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 import uuid
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +22,16 @@ import tensorflow as tf
 
 from keras_mgpu import files
 from keras_mgpu.checkpoints import store as stores
-from keras_mgpu.checkpoints.parts import Part, Snapshot, complete, write_part
+from keras_mgpu.checkpoints.parts import DifferentModels, Part, Snapshot, complete, write_part
 from keras_mgpu.checkpoints.retention import Retention, Saved
 from keras_mgpu.checkpoints.store import Store, discard, read_manifest
-from keras_mgpu.workers import Workers
+from keras_mgpu.workers import Workers, is_unreachable
 
 logger = logging.getLogger("keras_mgpu")
+ENDING_SECONDS = 20.0
+LOOK_SECONDS, LOOKS = 2.0, 3  # Dead is who was not there three times in a row.
 POLL_SECONDS = 0.05
+_saves: dict[str, Future[SaveReport]] = {}  # The last one of this process, by directory.
 
 
 class CheckpointError(RuntimeError):
@@ -84,6 +89,7 @@ class Saver:
     def save(self, snapshot: Snapshot) -> None:
         """Starts writing. There must be no other save under way: `wait` first."""
         self._pending = self._pool.submit(self._save, snapshot)
+        _saves[self._store.directory] = self._pending
 
     def poll(self) -> SaveReport | None:
         """The report of a save that has ended since, if one has.
@@ -108,7 +114,7 @@ class Saver:
             if self._workers.is_first:
                 return self._lead(snapshot)
             return self._follow(snapshot)
-        except (OSError, tf.errors.OpError, TimeoutError) as error:
+        except (OSError, tf.errors.OpError, TimeoutError, DifferentModels) as error:
             message = getattr(error, "message", None) or str(error)
             raise CheckpointError(
                 f"The checkpoint of step {step} could not be saved in {self._store.directory}: "
@@ -152,7 +158,8 @@ class Saver:
         before = {entry.name for entry in self._store.entries()}
         signed: str | None = None
         part, written = Part(self._workers.index), start
-        while time.monotonic() - start < self._timeout:
+        patience = _Patience(self._timeout, self._workers.names[:1])
+        while patience.lasts():
             staging, token = self._attempt(step)
             if token is not None and token != signed:
                 try:
@@ -169,8 +176,7 @@ class Saver:
                 return SaveReport(step, new[-1].path, size, written - start, seconds, 0, 0)
             time.sleep(POLL_SECONDS)
         raise TimeoutError(
-            f"{self._workers.names[0]} did not bring the parts together within "
-            f"{self._timeout:g} seconds; it may have died"
+            f"{self._workers.names[0]} did not bring the parts together: {patience.end}"
         )
 
     def _attempt(self, step: int) -> tuple[str, str | None]:
@@ -187,21 +193,20 @@ class Saver:
             TimeoutError: Names those that are missing.
         """
         found: dict[int, Part] = {}
-        start = time.monotonic()
+        patience = _Patience(self._timeout, self._workers.names[1:])
         while len(found) < self._workers.count - 1:
             for index in range(1, self._workers.count):
                 fields = _read_json(files.join(staging, f"part-{index}.json"))
                 if index not in found and fields is not None and fields["token"] == token:
                     found[index] = Part.from_json(fields)
-            if time.monotonic() - start > self._timeout:
+            if not patience.lasts():
                 missing = [
                     name
                     for index, name in enumerate(self._workers.names)
                     if index > 0 and index not in found
                 ]
                 raise TimeoutError(
-                    f"{', '.join(missing)} did not write its part of step {step} within "
-                    f"{self._timeout:g} seconds; it may have died"
+                    f"{', '.join(missing)} did not write its part of step {step}: {patience.end}"
                 )
             if len(found) < self._workers.count - 1:
                 time.sleep(POLL_SECONDS)
@@ -229,6 +234,56 @@ class Saver:
             except tf.errors.OpError as error:
                 logger.warning("Checkpoint %s could not be deleted: %s", name, error.message)
         return len(entries) - num_deleted, num_deleted
+
+
+def finish_earlier_save(directory: str) -> None:
+    """Waits for what this process is still saving there: a `fit` that raised has not done so."""
+    save = _saves.pop(directory, None)
+    error = None if save is None else save.exception()
+    if error is not None:
+        logger.warning("The last checkpoint of the run before is missing. %s", error)
+
+
+class _Patience:
+    """How long to wait for other workers.
+
+    Not for one that has died, and not for long once this process is about to end by an error.
+
+    Args:
+        seconds: At most so long.
+        names: The workers to wait for.
+    """
+
+    def __init__(self, seconds: float, names: Sequence[str]) -> None:
+        self._seconds, self._names = seconds, names
+        self._until = time.monotonic() + seconds
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        self._is_ending = False
+        self._missed = dict.fromkeys(names, 0)
+
+    def lasts(self) -> bool:
+        now = time.monotonic()
+        if not self._is_ending and not threading.main_thread().is_alive():
+            self._is_ending = True
+            self._until = min(self._until, now + ENDING_SECONDS)
+        if now > self._next_look:
+            self._next_look = now + LOOK_SECONDS
+            for name in self._names:
+                self._missed[name] = self._missed[name] + 1 if is_unreachable(name) else 0
+        return now < self._until and max(self._missed.values()) < LOOKS
+
+    @property
+    def end(self) -> str:
+        """Why it ended, to be said of a worker."""
+        if max(self._missed.values()) >= LOOKS:
+            return "its process cannot be reached any more"
+        if any(map(is_unreachable, self._names)):
+            return f"it was given {self._seconds:g} seconds, and seems to have died"
+        return (
+            f"it was given {self._seconds:g} seconds. If its process is there, it has no "
+            "DistributedCheckpoint, or one that saves elsewhere or at other steps; all need the "
+            "same one"
+        )
 
 
 def _try_to_discard(staging: str) -> None:

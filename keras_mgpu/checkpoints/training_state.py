@@ -17,7 +17,7 @@ from keras_mgpu.checkpoints.loading import Loaded
 from keras_mgpu.checkpoints.manifest import Manifest
 from keras_mgpu.checkpoints.parts import Snapshot
 from keras_mgpu.checkpoints.resumable import Position
-from keras_mgpu.keras_internals import optimizers_of
+from keras_mgpu.keras_internals import optimizers_of, steps_of
 from keras_mgpu.unsplit import unsplit
 from keras_mgpu.version import __version__
 from keras_mgpu.workers import Workers
@@ -177,11 +177,6 @@ class TrainingState:
             "keras": keras.__version__,
             "tensorflow": tf.__version__,
         }
-
-
-def steps_of(optimizer: Any) -> int:
-    """Steps that an optimizer has taken; 0 without one."""
-    return 0 if optimizer is None else int(optimizer.iterations.numpy())
 
 
 def _num_bytes(variable: Any) -> int:
