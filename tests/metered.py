@@ -48,9 +48,37 @@ def everything(folder):
     fit(folder, callback, epochs=2, validation_data=data(8))
 
 
+def derived(folder):
+    """Metrics that are reckoned from others, which nobody asked for."""
+    fit(folder, km.GPUMetrics(folder, 0.1, metrics=["gpu/energy_per_sample", "train/imbalance"]))
+
+
+def clock(folder):
+    """The system's clock goes back an hour; the driver goes by it, too."""
+    import ctypes
+
+    driver = ctypes.CDLL("libnvidia-ml.so.1")
+
+    class SetsBack(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 20:
+                system = time.time
+                time.time = lambda: system() - 3600
+                driver.test_set_clock(ctypes.c_longlong(-3600))
+
+    callback = km.GPUMetrics(folder, interval=0.1, timeline_every=None)
+    x, y = data()
+    make_model().fit(x, y, batch_size=4, verbose=0, callbacks=[callback, Slow(), SetsBack()])
+
+
 def visible(folder):
-    """Which GPUs are logged is told by their temperatures."""
-    fit(folder, km.GPUMetrics(folder, interval=0.1, metrics=["gpu/temperature"]), 40)
+    """Which GPUs are logged, for each way to choose them."""
+    for listed in ("unset", "1", "2,0", "GPU-00000aa1", "1,-1,2", "", "MIG-part-2", "9"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = listed
+        if listed == "unset":
+            del os.environ["CUDA_VISIBLE_DEVICES"]
+        place = folder / f"visible {listed}"
+        fit(place, km.GPUMetrics(place, interval=0.1, metrics=["gpu/temperature"]), 40)
 
 
 def lost(folder):
@@ -107,7 +135,7 @@ def forgetful(folder):
         callbacks.on_train_batch_end(batch)
 
 
-TASKS = [everything, visible, lost, raising, forking, forgetful]
+TASKS = [everything, derived, clock, visible, lost, raising, forking, forgetful]
 
 
 if __name__ == "__main__":

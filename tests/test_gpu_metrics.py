@@ -10,16 +10,19 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import cluster
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import keras_mgpu as km
-from keras_mgpu.monitoring import catalogue, nvml_source, visible
+from keras_mgpu.monitoring import catalogue, monitor, nvml_source, visible
 from keras_mgpu.monitoring.rows import make_rows
 from keras_mgpu.monitoring.series import Sample, Series
 from keras_mgpu.monitoring.steps import Progress
@@ -82,6 +85,7 @@ def test_curves_arrive(run, tmp_path):
         assert mean == pytest.approx(45 + index, abs=8)
         assert {event.value for event in found["gpu/power"]} == {100.0 + 10 * index}
         assert {event.value for event in found["gpu/temperature"]} == {40.0 + index}
+        assert len(found["gpu/temperature"]) < len(found["gpu/memory_used"]) / 2  # At 1 Hz.
         assert {event.value for event in found["gpu/memory_used"]} == {1024.0 * (index + 1)}
         for tag in ("gpu/memory_of_this_process", "gpu/memory_of_others"):
             assert {event.value for event in found[tag]} == {512.0 * (index + 1)}
@@ -90,11 +94,15 @@ def test_curves_arrive(run, tmp_path):
         received = np.median([event.value for event in found["gpu/nvlink_received"]])
         assert received == pytest.approx(2.048 * (index + 1), rel=0.1)
         assert {event.value for event in found["gpu/ecc_corrected"]} == {3.0}
-        # Steps take 20 ms and a little; so many joules a second.
-        energy = np.median([event.value for event in found["gpu/energy"]])
-        assert 0.02 * (100 + 10 * index) <= energy < 0.06 * (100 + 10 * index)
-        per_sample = np.median([event.value for event in found["gpu/energy_per_sample"]])
-        assert per_sample == pytest.approx(energy / 4, rel=0.01)
+        # So many joules a second, in every step. A single row may be off: the thread can be
+        # interrupted between reading the counter and the clock, and the next row lacks that.
+        seconds = {e.step: e.value / 1000 for e in scalars(tmp_path, "host")["train/step_time"]}
+        rows = found["gpu/energy"][1:-1]  # Training began before the first look.
+        watts = [event.value / seconds[event.step] for event in rows]
+        assert watts == pytest.approx([100 + 10 * index] * len(rows), rel=0.25)
+        assert np.mean(watts) == pytest.approx(100 + 10 * index, rel=0.05)
+        per_sample = [event.value * 4 for event in found["gpu/energy_per_sample"]]
+        assert per_sample == pytest.approx([e.value for e in found["gpu/energy"]], rel=0.01)
     assert {event.value for event in scalars(tmp_path, "gpu_0")["gpu/throttled_power"]} == {1.0}
     assert {event.value for event in scalars(tmp_path, "gpu_1")["gpu/throttled_heat"]} == {1.0}
     assert set(values(tmp_path, "gpu_0", "gpu/tensor_active")) == {50.0}
@@ -121,26 +129,24 @@ def test_steps_are_neither_lost_nor_doubled(run, tmp_path):
     assert all(event.value > 0 for event in host["host/memory"])
 
 
-@pytest.mark.parametrize(
-    ("listed", "temperatures"),
-    [
-        (None, [40, 41, 42]),
-        ("1", [41]),
-        ("2,0", [42, 40]),
-        ("GPU-00000aa1", [41]),
-        ("1,-1,2", [41]),
-        ("", []),
-        ("MIG-part-2", [44]),
-        ("9", []),
-    ],
-)
-def test_only_the_gpus_of_this_job(run, tmp_path, listed, temperatures):
-    environment = {} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}
-    num_gpus = 5 if listed and "MIG" in listed else 3
-    run("visible", num_gpus, **environment)
-    runs = [name for name in runs_in(tmp_path) if name.startswith("gpu")]
-    found = [set(values(tmp_path, name, "gpu/temperature")) for name in runs]
-    assert found == [{float(each)} for each in temperatures]
+def test_only_the_gpus_of_this_job(run, tmp_path):
+    """Told apart by their temperatures, for each CUDA_VISIBLE_DEVICES."""
+    run("visible", num_gpus=5)
+    expected = {
+        "unset": [40, 41, 42, 43, 44],
+        "1": [41],
+        "2,0": [42, 40],
+        "GPU-00000aa1": [41],
+        "1,-1,2": [41],
+        "": [],
+        "MIG-part-2": [44],
+        "9": [],
+    }
+    for listed, temperatures in expected.items():
+        folder = tmp_path / f"visible {listed}"
+        runs = [name for name in runs_in(folder) if name.startswith("gpu")]
+        found = [set(values(folder, name, "gpu/temperature")) for name in runs]
+        assert found == [{float(each)} for each in temperatures], listed
 
 
 def test_a_gpu_that_falls_off_the_bus(run, tmp_path):
@@ -165,6 +171,36 @@ def test_a_fork(run, tmp_path):
     run("forking", num_gpus=1)
     assert (tmp_path / "child.txt").read_text() == "7"
     assert scalars(tmp_path, "gpu_0")["gpu/temperature"][-1].step == 50
+
+
+def test_a_second_run_goes_on_where_the_first_ended(tmp_path):
+    """The steps of a restored optimizer, whichever callback is the first in the list."""
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    for name in ("first", "second"):
+        model = keras.models.clone_model(model)
+        model.compile("sgd", "mse")
+        callbacks = [
+            km.GPUMetrics(tmp_path / name, interval=0.02),
+            km.DistributedCheckpoint(tmp_path / "checkpoints"),
+        ]
+        x, y = np.ones((64, 4)), np.ones((64, 2))
+        epochs = 1 if name == "first" else 3
+        model.fit(x, y, batch_size=4, epochs=epochs, verbose=0, callbacks=callbacks)
+    steps = [event.step for event in scalars(tmp_path / "second", "host")["train/step_time"]]
+    assert steps[0] > 16
+    assert steps[-1] == 48
+
+
+def test_a_loop_that_tells_of_ends_only(tmp_path):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    callback = km.GPUMetrics(tmp_path, interval=0.02)
+    callbacks = keras.callbacks.CallbackList([callback], model=model)
+    callbacks.on_train_begin()
+    for batch in range(8):
+        callbacks.on_train_batch_end(batch)
+    callbacks.on_train_end()
+    assert scalars(tmp_path, "host")["host/memory"][-1].step == 8
 
 
 def test_a_loop_that_forgets_to_end(run, tmp_path):
@@ -197,12 +233,40 @@ def test_several_steps_in_one_execution(tmp_path):
     assert all(event.step % 8 == 0 for event in found)
 
 
+def test_several_steps_in_one_execution_that_do_not_divide_an_epoch(tmp_path):
+    """Of the 16 batches the last one comes alone."""
+    fit(km.GPUMetrics(tmp_path, interval=0.001), steps_per_execution=3)
+    found = [event.step for event in scalars(tmp_path, "host")["train/step_time"]]
+    assert found[-1] == 32
+    assert set(found) <= {3, 6, 9, 12, 15, 16, 19, 22, 25, 28, 31, 32}
+
+
 @pytest.mark.parametrize(("freq", "steps"), [("epoch", {16, 32}), (5, {5, 10, 15, 16, 20, 30, 32})])
 def test_steps_that_are_written(tmp_path, freq, steps):
     fit(km.GPUMetrics(tmp_path, interval=0.001, update_freq=freq))
     found = {event.step for event in scalars(tmp_path, "host")["train/step_time"]}
     assert found <= steps | {25}
     assert 32 in found
+
+
+def test_a_long_last_validation_is_not_lost(tmp_path, monkeypatch):
+    """What is sampled in it has no other step to go to than the last, which is there already."""
+    monkeypatch.setattr(monitor, "SLOW_SECONDS", 0.0)  # The host is looked at each time.
+
+    class Lasts(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            time.sleep(0.1)
+
+        def on_test_end(self, logs=None):
+            time.sleep(0.5)
+
+    callback = km.GPUMetrics(tmp_path, interval=0.05)
+    x, y = np.ones((64, 4)), np.ones((64, 2))
+    options = {"validation_data": (x, y), "epochs": 2, "verbose": 0}
+    small_model().fit(x, y, callbacks=[callback, Lasts()], **options)
+    found = scalars(tmp_path, "host")
+    assert [event.step for event in found["train/step_time"]][-1] == 4
+    assert [event.step for event in found["host/memory"]][-2:] == [4, 4]
 
 
 def test_charts_are_grouped(tmp_path):
@@ -219,7 +283,127 @@ def test_samples_are_counted_with_validation_and_a_last_smaller_batch(tmp_path):
     x, y = np.ones((10, 4)), np.ones((10, 2))
     callback = km.GPUMetrics(tmp_path)
     model.fit(x, y, batch_size=4, epochs=3, verbose=0, validation_data=(x, y), callbacks=[callback])
-    assert callback._num_samples == 30
+    assert callback._samples.total == 30
+
+
+def small_model():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def batches(sizes, seconds):
+    """Batches that take their time."""
+    for size in sizes:
+        time.sleep(seconds)
+        yield np.ones((size, 4), "float32"), np.ones((size, 2), "float32")
+
+
+def test_batches_of_changing_size_are_counted(tmp_path):
+    callback = km.GPUMetrics(tmp_path, interval=0.02)
+    data = batches([4] * 10 + [40] * 10, 0.01)
+    small_model().fit(data, steps_per_epoch=20, shuffle=False, verbose=0, callbacks=[callback])
+    assert callback._samples.total == 440
+    rates = scalars(tmp_path, "host")["train/samples_per_second"]
+    early = np.median([event.value for event in rates if 3 < event.step <= 10])
+    late = np.median([event.value for event in rates if event.step > 12])
+    assert late > 5 * early
+
+
+def test_a_loop_that_keras_counts_nothing_for(tmp_path):
+    model = small_model()
+    model.fit(np.ones((64, 4)), np.ones((64, 2)), verbose=0)
+    callback = km.GPUMetrics(tmp_path, interval=0.02)
+    callbacks = keras.callbacks.CallbackList([callback], model=model)
+    begin(callbacks)
+    for batch in range(20):
+        callbacks.on_train_batch_begin(batch)
+        time.sleep(0.005)
+        callbacks.on_train_batch_end(batch)
+    callbacks.on_train_end()
+    found = scalars(tmp_path, "host")
+    assert found["train/step_time"][-1].step == 22  # Two were trained before.
+    assert "train/samples_per_second" not in found
+
+
+def begin(callbacks):
+    """Some loops begin in a function of their own."""
+    callbacks.on_train_begin()
+
+
+def test_waiting_for_data_is_seen(tmp_path):
+    callback = km.GPUMetrics(tmp_path, interval=0.02, timeline_every=30)
+    data = batches([4] * 40, 0.05)  # While the first step is built, some are read ahead.
+    small_model().fit(data, steps_per_epoch=40, shuffle=False, verbose=0, callbacks=[callback])
+    assert scalars(tmp_path, "host")["profile/input"][-1].value > 0.7
+
+
+def test_fits_of_the_same_second(tmp_path):
+    callback, model = km.GPUMetrics(tmp_path, interval=0.02), small_model()
+    for _ in range(4):
+        model.fit(np.ones((8, 4)), np.ones((8, 2)), verbose=0, batch_size=4, callbacks=[callback])
+    assert {event.step for event in scalars(tmp_path, "host")["train/step_time"]} >= {2, 4, 6, 8}
+
+
+def test_metrics_that_need_others(run, tmp_path):
+    run("derived", num_gpus=2)
+    assert list(scalars(tmp_path, "gpu_0")) == ["gpu/energy_per_sample"]
+    assert set(scalars(tmp_path, "host")) == {"train/imbalance", "profile/input"}
+
+
+def test_one_file_that_cannot_be_written(tmp_path, devices, caplog):
+    (tmp_path / "pipeline").write_text("in the way")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2), keras.layers.Dense(2)])
+    split = km.PipelineSplit(model, devices[:2], micro_batches=2)
+    split.compile("sgd", "mse")
+    x, y = np.ones((64, 4)), np.ones((64, 2))
+    split.fit(x, y, batch_size=4, verbose=0, callbacks=[km.GPUMetrics(tmp_path, interval=0.02)])
+    assert len([r for r in caplog.records if "pipeline is not logged" in r.getMessage()]) == 1
+    assert scalars(tmp_path, "host")["train/step_time"][-1].step == 16
+
+
+def test_a_step_that_fails_while_it_is_traced(tmp_path):
+    class Fails(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 1:
+                raise ValueError("enough")
+
+    callbacks = [km.GPUMetrics(tmp_path, interval=0.02), Fails()]
+    with pytest.raises(ValueError, match="enough"):
+        small_model().fit(np.ones((64, 4)), np.ones((64, 2)), verbose=0, callbacks=callbacks)
+    for _ in range(50):
+        if not callbacks[0]._monitor.is_running:
+            break
+        time.sleep(0.1)
+    tf.profiler.experimental.start(str(tmp_path / "mine"))
+    tf.profiler.experimental.stop()
+
+
+def test_a_users_own_profile_comes_first(tmp_path):
+    board = keras.callbacks.TensorBoard(tmp_path / "board", profile_batch=(2, 4))
+    callbacks = [km.GPUMetrics(tmp_path / "ours", interval=0.02), board]
+    x, y = np.ones((64, 4)), np.ones((64, 2))
+    small_model().fit(x, y, batch_size=4, verbose=0, callbacks=callbacks)
+    assert list((tmp_path / "board").rglob("*.xplane.pb"))
+    (event,) = scalars(tmp_path / "ours", "host")["profile/input"]
+    assert event.step > 4
+
+
+def test_a_clock_that_is_set_back(run, tmp_path):
+    run("clock", num_gpus=1)
+    found = scalars(tmp_path, "gpu_0")
+    for tag in ("gpu/power", "gpu/utilization", "gpu/memory_used"):
+        assert found[tag][-1].step == 50
+        assert len([event for event in found[tag] if event.step > 25]) > 2
+    assert all(0 < e.value < 500 for e in scalars(tmp_path, "host")["train/step_time"])
+
+
+def test_evaluate_with_it(tmp_path):
+    callback = km.GPUMetrics(tmp_path)
+    x, y = np.ones((4, 4)), np.ones((4, 2))
+    small_model().evaluate(x, y, verbose=0, callbacks=[callback])
+    with pytest.raises(RuntimeError, match=r"call `callbacks.on_train_begin\(\)` first"):
+        callback.on_train_batch_begin(0)
 
 
 def test_a_log_dir_that_cannot_be_written(tmp_path):
@@ -235,9 +419,14 @@ def test_a_log_dir_that_cannot_be_written(tmp_path):
 
 def test_every_worker_logs_its_own(tmp_path):
     cluster.finish(cluster.start_workers(2, "metrics", tmp_path))
-    assert runs_in(tmp_path) == ["worker_0_host", "worker_1_host"]
-    for run in runs_in(tmp_path):
-        assert scalars(tmp_path, run)["train/step_time"][-1].step == 20
+    runs = ["worker_0_host", "worker_1_host"]
+    assert runs_in(tmp_path) == [*runs, "worker_times"]
+    for run in runs:
+        assert scalars(tmp_path, run)["train/step_time"][-1].step == 40
+    slowest = {e.step: e.value for e in scalars(tmp_path, runs[0])["train/slowest_worker"]}
+    assert {worker for step, worker in slowest.items() if 6 < step <= 20} == {1.0}
+    assert {worker for step, worker in slowest.items() if step > 30} == {0.0}
+    assert "train/slowest_worker" not in scalars(tmp_path, runs[1])
 
 
 def test_real_symbols_only():
@@ -295,21 +484,67 @@ def test_samples_wait_for_their_step():
     assert series.take(99.0) == {}
 
 
+def test_energy_is_shared_between_steps_by_time():
+    series = Series()
+    series.add([Sample("gpu_0", "gpu/energy", 10.0, 100.0, since=0.0)])
+    (summary,) = series.take(4.0).values()
+    assert summary.total == pytest.approx(40)
+    series.add([Sample("gpu_0", "gpu/energy", 12.0, 20.0, since=10.0)])
+    (summary,) = series.take(12.0).values()
+    assert summary.total == pytest.approx(80)
+
+
+def test_waiting_samples_take_no_room():
+    series = Series()
+    for number in range(10_000):
+        series.add([Sample("gpu_0", "gpu/power", number, number)])
+        series.fold()
+    assert series._new == []
+    (summary,) = series.take(1e9).values()
+    assert (summary.count, summary.max) == (10_000, 9_999)
+
+
 def test_imbalance_and_rates():
     series = Series()
     series.add([Sample(f"gpu_{i}", "gpu/utilization", 0.0, 90.0 - 60 * i) for i in range(2)])
     rows = make_rows(
         series.take(1.0),
         Progress(0, 0.0),
-        Progress(10, 2.0, num_samples=320, seconds_in_steps=1.5),
+        Progress(10, 2.0, num_samples=320, between_steps=0.5),
         {metric.name for metric in catalogue.METRICS},
     )
     assert rows["host"] == {
         "train/step_time": 200.0,
-        "train/waiting": 25.0,
+        "train/between_steps": 50.0,
         "train/samples_per_second": 160.0,
         "train/imbalance": 90 / 60,
     }
+
+
+def test_training_that_goes_on_is_never_taken_for_ended():
+    """Not even while its thread goes in and out of generators, as Keras's epochs do."""
+    is_over = threading.Event()
+
+    def read(depth):
+        return read(depth - 1) if depth else None
+
+    def batches():
+        while not is_over.is_set():
+            yield read(depth=20)
+
+    def fit():
+        for _ in batches():
+            pass
+
+    training = threading.Thread(target=fit)
+    training.start()
+    looks, until = [], time.monotonic() + 2
+    while time.monotonic() < until:
+        looks.append(monitor.runs_in(training.ident, fit.__code__))
+    is_over.set()
+    training.join()
+    assert all(looks)
+    assert not monitor.runs_in(training.ident, fit.__code__)
 
 
 def test_the_docs_are_made_from_the_table():
@@ -336,6 +571,10 @@ def test_bad_input(tmp_path):
         km.GPUMetrics(tmp_path, metrics=["gpu/utilisation"])
     with pytest.raises(ValueError, match="Did you mean 'gpu/temperature'"):
         km.GPUMetrics(tmp_path, metrics="temperature")
+    for metrics in (None, 3, "defaults"):
+        with pytest.raises(ValueError, match='"default", "all"'):
+            km.GPUMetrics(tmp_path, metrics=metrics)
+    km.GPUMetrics(tmp_path, interval=np.float32(0.5), update_freq=np.int64(2))
 
 
 def test_two_of_them(tmp_path):

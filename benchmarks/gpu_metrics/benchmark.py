@@ -1,14 +1,18 @@
 """What do GPU metrics cost?
 
-Steps of 20 ms and more, with and without `GPUMetrics`, alternating in one run. Eight GPUs are a
-stand-in for the driver that answers at once; a real driver takes longer, in the other thread.
+One training run, in which `GPUMetrics` looks for some steps and is made to pause for as many,
+again and again: neighbours of a quarter of a second differ less by themselves than whole runs do.
+Eight GPUs are a stand-in for the driver that answers at once; a real driver takes longer, in the
+other thread.
 """
 
 from __future__ import annotations
 
+import random
 import statistics
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +24,21 @@ DRIVER = Path(__file__).parents[2] / "tests" / "nvml" / "driver.c"
 # One core computes, as a host that feeds GPUs has some to spare.
 ONE_THREAD = Cores(2, intra_op=1, inter_op=1)
 ROWS: dict[str, dict[str, Any]] = {
-    "8 GPUs at 10 Hz, steps of 20 ms": {"interval": 0.1, "width": 512},
-    "8 GPUs at 10 Hz, steps of 100 ms": {"interval": 0.1, "width": 1200},
-    "8 GPUs at 1 Hz, steps of 20 ms": {"interval": 1.0, "width": 512},
-    "no GPUs, pipeline, timeline each epoch": {"interval": 1.0, "width": 512, "split": True},
+    "8 GPUs at 10 Hz, steps that wait for 20 ms": {"wait": 0.02},
+    "8 GPUs at 10 Hz, steps that wait for 100 ms": {"wait": 0.1, "pairs": 50},
+    "8 GPUs at 10 Hz, steps that compute": {"width": 512},
+    "8 GPUs at 1 Hz, steps that wait for 20 ms": {
+        "wait": 0.02,
+        "interval": 1.0,
+        "block": 50,
+        "pairs": 30,
+    },
+    "pipeline, timeline each 100 steps": {"width": 512, "split": True},
 }
-NUM_ROUNDS = 12
-STEPS = 100
+NUM_GPUS = 8
+STEPS_A_BLOCK, NUM_PAIRS = 10, 200
+STEPS_AN_EPOCH = 100
+WARM_UP = 20
 
 
 def run(quick: bool) -> Table:
@@ -37,31 +49,34 @@ def run(quick: bool) -> Table:
         subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, DRIVER], check=True)
         for title, options in ROWS.items():
             is_split = options.get("split", False)
+            num_gpus = 0 if is_split else NUM_GPUS
             environment = {
                 "LD_LIBRARY_PATH": folder,
-                "KERAS_MGPU_TEST_GPUS": "0" if is_split else "8",
+                "KERAS_MGPU_TEST_GPUS": str(num_gpus),
+                "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(num_gpus))) or "-1",
             }
-            task = {"options": options, "rounds": 2 if quick else NUM_ROUNDS}
             cores = TWO_CORES_ONE_THREAD_AN_OP if is_split else ONE_THREAD
+            task = {"options": {**options, "pairs": 4} if quick else options}
             found = row_process.measure("gpu_metrics.benchmark", task, cores, environment)
             print(f"  {title}: {found}", flush=True)
+            low, high = (100 * found[name] for name in ("low", "high"))
             rows.append(
                 (
                     title,
                     f"{1000 * found['without']:.1f} ms",
-                    f"{1000 * found['with']:.1f} ms",
-                    f"{100 * (found['ratio'] - 1):+.2f} %",
+                    f"{100 * found['longer']:+.2f} %",
+                    f"{low:+.2f} to {high:+.2f} %",
                     f"{100 * found['thread']:.2f} %",
                 )
             )
     return Table(
-        columns=("", "step without", "with", "longer by", "processor time of its thread"),
+        columns=("", "step without", "longer by", "95 % of resamples", "a core for its thread"),
         rows=tuple(rows),
     )
 
 
-def measure(options: dict[str, Any], rounds: int) -> dict[str, float]:
-    """Trains in this process; returns seconds. TensorFlow is loaded only here."""
+def measure(options: dict[str, Any]) -> dict[str, float]:
+    """Trains in this process; returns seconds and shares. TensorFlow is loaded only here."""
     import time
 
     import keras
@@ -71,38 +86,118 @@ def measure(options: dict[str, Any], rounds: int) -> dict[str, float]:
     import keras_mgpu as km
     from keras_mgpu.monitoring.monitor import Monitor
 
+    tf.config.set_visible_devices([], "GPU")  # Only the stand-in's.
+    model = _make_model(options)
+    x, y = np.ones((256, 64), "float32"), np.ones((256, 4), "float32")
+    block = options.get("block", STEPS_A_BLOCK)
+    num_pairs = options.get("pairs", NUM_PAIRS)
+    is_split = options.get("split", False)
+    used = [0.0]
+    look, is_looking = Monitor._look, True
+
+    def timed_look(self: Any, **last: Any) -> None:
+        if not is_looking:
+            return
+        begin = time.clock_gettime(time.CLOCK_THREAD_CPUTIME_ID)
+        look(self, **last)
+        used[0] += time.clock_gettime(time.CLOCK_THREAD_CPUTIME_ID) - begin
+
+    Monitor._look = timed_look  # type: ignore[method-assign]
+    blocks: dict[bool, list[float]] = {False: [], True: []}
+    with tempfile.TemporaryDirectory() as folder:
+        interval = options.get("interval", 1.0 if is_split else 0.1)
+        every = 2 * block if is_split else None  # The first step of a block that looks.
+        looker = km.GPUMetrics(folder, interval=interval, timeline_every=every)
+        callbacks = keras.callbacks.CallbackList([looker], model=model)
+        callbacks.on_train_begin()
+        number = 0
+        for _ in range(WARM_UP):
+            _step(callbacks, number, model, x, y)
+            number += 1
+        looker._next_profile = looker._step if is_split else looker._next_profile
+        used[0] = 0.0
+        for pair in range(num_pairs):
+            # A timeline begins its block; otherwise the order changes from pair to pair.
+            for is_looking in (True, False) if is_split or pair % 2 else (False, True):
+                start = time.perf_counter()
+                for _ in range(block):
+                    if is_looking:
+                        _step(callbacks, number, model, x, y)
+                    else:
+                        model.train_on_batch(x, y)
+                    number += is_looking or is_split
+                blocks[is_looking].append(time.perf_counter() - start)
+        callbacks.on_train_end()
+        _check_gpus(folder, 0 if is_split else NUM_GPUS)
+    without = statistics.fmean(_middle(blocks[False])) / block
+    # A timeline costs what it costs once an epoch; everything else costs that all the time.
+    whole = without * (STEPS_AN_EPOCH if is_split else block)
+    differences = [one - other for one, other in zip(blocks[True], blocks[False])]
+    low, high = _interval(differences)
+    return {
+        "without": without,
+        "longer": statistics.fmean(_middle(differences)) / whole,
+        "low": low / whole,
+        "high": high / whole,
+        "thread": used[0] / sum(blocks[True]),
+    }
+
+
+def _make_model(options: dict[str, Any]) -> Any:
+    import time
+
+    import keras
+    import tensorflow as tf
+
+    import keras_mgpu as km
+
     devices = km.logical_devices(2)
-    hidden = [keras.layers.Dense(options["width"], activation="relu") for _ in range(4)]
-    model = keras.Sequential([keras.Input((64,)), *hidden, keras.layers.Dense(4)])
+
+    class Wait(keras.layers.Layer):
+        """A step as the host of a GPU sees it: something is handed over, and then it waits."""
+
+        def call(self, x: Any) -> Any:
+            def wait(x: Any) -> Any:
+                time.sleep(options["wait"])
+                return x
+
+            return tf.ensure_shape(tf.numpy_function(wait, [x], tf.float32), x.shape)
+
+    if "wait" in options:
+        layers = [Wait()]
+    else:
+        layers = [keras.layers.Dense(options["width"], activation="relu") for _ in range(4)]
+    model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(4)])
     if options.get("split"):
         model = km.PipelineSplit(model, devices, micro_batches=4)
     model.compile("sgd", "mse", jit_compile=False)
-    x = np.ones((256 * STEPS, 64), "float32")
-    y = np.ones((256 * STEPS, 4), "float32")
-    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(256).cache().prefetch(2)
-    model.fit(data.take(3), verbose=0)
-    used: list[float] = []
-    run = Monitor._run
+    return model
 
-    def timed_run(self: Any) -> None:
-        run(self)
-        used.append(time.clock_gettime(time.CLOCK_THREAD_CPUTIME_ID))
 
-    Monitor._run = timed_run  # type: ignore[method-assign]
-    seconds: dict[bool, list[float]] = {False: [], True: []}
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(rounds):
-            for looks in (False, True) if number % 2 else (True, False):
-                callbacks = []
-                if looks:
-                    callbacks = [km.GPUMetrics(f"{folder}/{number}", options["interval"])]
-                start = time.perf_counter()
-                model.fit(data, verbose=0, callbacks=callbacks)
-                seconds[looks].append((time.perf_counter() - start) / STEPS)
-    ratios = [a / b for a, b in zip(seconds[True], seconds[False])]
-    return {
-        "without": statistics.median(seconds[False]),
-        "with": statistics.median(seconds[True]),
-        "ratio": statistics.median(ratios),
-        "thread": sum(used) / (STEPS * sum(seconds[True])),
-    }
+def _check_gpus(folder: str, num_gpus: int) -> None:
+    """A comparison with GPUs that nobody looked at would show how little they cost."""
+    logged = sorted(path.name for path in Path(folder).glob("gpu_*"))
+    if len(logged) != num_gpus:
+        raise RuntimeError(f"{num_gpus} GPUs were to be looked at, and these were: {logged}")
+
+
+def _step(callbacks: Any, number: int, model: Any, x: Any, y: Any) -> None:
+    callbacks.on_train_batch_begin(number)
+    model.train_on_batch(x, y)
+    callbacks.on_train_batch_end(number)
+
+
+def _middle(values: Sequence[float]) -> list[float]:
+    """Without the tenth at either end, which other processes of the machine are to blame for."""
+    ordered = sorted(values)
+    cut = len(ordered) // 10
+    return ordered[cut : len(ordered) - cut]
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float]:
+    """Where 95 % of the means of random resamples lie."""
+    source = random.Random(0)
+    means = sorted(
+        statistics.fmean(_middle(source.choices(values, k=len(values)))) for _ in range(1000)
+    )
+    return means[25], means[975]

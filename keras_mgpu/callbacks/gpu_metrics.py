@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import atexit
-import logging
+import numbers
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import keras
@@ -16,23 +16,31 @@ import tensorflow as tf
 
 from keras_mgpu import files
 from keras_mgpu.directory import check_directory, make_directory
-from keras_mgpu.keras_internals import num_samples_counted, training_call
-from keras_mgpu.monitoring import catalogue, nvml_source
+from keras_mgpu.keras_internals import (
+    EpochLength,
+    TrainingCall,
+    profiled_until,
+    refuse_twice,
+    steps_of,
+    training_call,
+)
+from keras_mgpu.monitoring import catalogue, clock, nvml_source
 from keras_mgpu.monitoring.allocator_source import AllocatorSource
 from keras_mgpu.monitoring.event_files import EventFile
 from keras_mgpu.monitoring.host_source import HostSource
 from keras_mgpu.monitoring.layout import layout
-from keras_mgpu.monitoring.measured_timeline import Profile
 from keras_mgpu.monitoring.monitor import Monitor, runs_in
+from keras_mgpu.monitoring.profile import Profile
+from keras_mgpu.monitoring.sample_count import SampleCount
 from keras_mgpu.monitoring.source import Source
 from keras_mgpu.monitoring.steps import Progress
 from keras_mgpu.monitoring.timeline_log import log_profile
+from keras_mgpu.monitoring.worker_times import WorkerTimes
 from keras_mgpu.pci_buses import buses_of_gpus
 from keras_mgpu.unsplit import is_split
-from keras_mgpu.workers import workers_of
+from keras_mgpu.workers import Workers, workers_of
 
-logger = logging.getLogger("keras_mgpu")
-_running: weakref.WeakSet[Monitor] = weakref.WeakSet()
+_running: weakref.WeakSet[GPUMetrics] = weakref.WeakSet()
 
 
 class GPUMetrics(keras.callbacks.Callback):
@@ -58,7 +66,8 @@ class GPUMetrics(keras.callbacks.Callback):
         metrics: `"default"`, `"all"`, or a list of names; `docs/metrics.md` lists them.
         timeline_every: `"epoch"`, a number of batches, or `None` for never: how often a step is
             traced with TensorFlow's profiler. Of a `PipelineSplit` it logs the measured timeline,
-            of GPUs the share of time they were busy. Defaults to `"epoch"`.
+            of GPUs the share of time they were busy, of `fit` the time it waits for data. Defaults
+            to `"epoch"`.
     """
 
     def __init__(
@@ -77,11 +86,19 @@ class GPUMetrics(keras.callbacks.Callback):
         self._timeline_every = _check_timeline_every(timeline_every)
         self._monitor: Monitor | None = None
         self._profile: Profile | None = None
+        self._workers = Workers()
+        self._samples = SampleCount()
+        self._length: EpochLength | None = None
         self._step = 0
-        self._num_samples = 0
+        self._between_steps = self._end_of_step = self._last_told = 0.0
+        self._first_of_call: int | None = None  # Until it ends.
+        self._has_begun = False
+        self._profiled_until = 0
+        self._first_profile = self._next_profile = sys.maxsize
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         call = training_call()
+        refuse_twice(self, call.callbacks)
         if any(isinstance(each, GPUMetrics) and each is not self for each in call.callbacks):
             raise ValueError(
                 "There are two GPUMetrics in one run. One logs all GPUs; give it all metrics: "
@@ -89,96 +106,122 @@ class GPUMetrics(keras.callbacks.Callback):
             )
         self._end()
         make_directory(self._log_dir)
-        workers = workers_of(self.model.distribute_strategy)
-        self._prefix = f"worker_{workers.index}_" if workers.count > 1 else ""
-        self._begin_of_step = self._seconds_in_steps = 0.0
-        self._samples_a_step = 0
-        self._is_counted = False
-        self._before_epoch = self._num_samples
-        thread, code = threading.get_ident(), call.code
+        iterator = call.names.get("epoch_iterator")
+        self._length = None if iterator is None else EpochLength(self.model, iterator)
+        self._workers = workers_of(getattr(self.model, "distribute_strategy", None))
         self._monitor = Monitor(
             self._sources(),
             self._open_file,
             self._interval,
             self._metrics,
-            lambda: runs_in(thread, code),
+            WorkerTimes(self._log_dir, self._workers) if self._workers.count > 1 else None,
+            _watch(call),
+            self._stop_profile,
         )
-        _running.add(self._monitor)
-        self._monitor.start(self._progress())
-        self._has_traced = False
-        self._next_profile = self._step if self._can_profile() else sys.maxsize
+        _running.add(self)
+        self._profiled_until = profiled_until(call.callbacks)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        if self._timeline_every == "epoch" and self._can_profile():
-            self._next_profile = self._step
+        self._samples.begin(self.model)
+        if self._timeline_every == "epoch" and self._has_begun and self._can_profile():
+            self._next_profile = max(self._step, self._first_profile)
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        if not self._has_begun:
+            self._begin()
         self._first_of_call = batch
-        if self._has_traced and self._step >= self._next_profile:
+        if self._step >= self._next_profile and self._monitor and self._monitor.is_running:
             self._profile = Profile()
-        self._begin_of_step = time.perf_counter()
+        self._between_steps += time.perf_counter() - self._end_of_step
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        self._seconds_in_steps += time.perf_counter() - self._begin_of_step
-        num_steps = batch - self._first_of_call + 1
+        if self._first_of_call is None:  # A custom loop may tell of ends only.
+            self.on_train_batch_begin(batch)
+        first = self._first_of_call or 0
+        num_steps = (
+            batch - first + 1 if self._length is None else self._length.num_trained(first, batch)
+        )
+        self._first_of_call = None
         self._step += num_steps
-        self._has_traced = True
         if self._profile is not None:
             self._end_profile(self._profile)
-        if not self._samples_a_step:
-            self._samples_a_step = sum(num_samples_counted(self.model)) // num_steps
-        self._num_samples += self._samples_a_step * num_steps
-        if self._update_freq is not None and self._step % self._update_freq < num_steps:
+        self._end_of_step = time.perf_counter()
+        is_due = self._update_freq is not None and self._step % self._update_freq < num_steps
+        if is_due and self._end_of_step - self._last_told >= self._interval:
             self._tell()
 
     def on_test_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        self._count_samples()  # Validation resets what Keras has counted.
+        self._samples.pause(self.model)  # Validation resets what Keras has counted.
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        self._count_samples()
-        self._is_counted = False
-        self._before_epoch = self._num_samples
         self._tell()
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
-        self._tell()
+        if self._has_begun:
+            self._tell()
         self._end()
 
+    def _begin(self) -> None:
+        """At the first batch a resumed run knows which step it is at."""
+        if self._monitor is None:
+            raise RuntimeError(
+                "GPUMetrics was not told that training begins. In a loop of your own, call "
+                "`callbacks.on_train_begin()` first."
+            )
+        self._has_begun = True
+        self._step = max(self._step, steps_of(getattr(self.model, "optimizer", None)))
+        self._samples.begin(self.model)
+        # TensorFlow traces the first step, and what it takes then is not what a step takes.
+        self._first_profile = self._step + self._profiled_until + 1
+        self._next_profile = self._first_profile if self._can_profile() else sys.maxsize
+        self._end_of_step = self._last_told = time.perf_counter()
+        self._monitor.start(self._progress())
+
     def _can_profile(self) -> bool:
-        """Of CPUs only a pipeline can be told, and of several steps at once nothing."""
-        is_seen = is_split(self.model) or bool(tf.config.list_logical_devices("GPU"))
-        is_alone = getattr(self.model, "steps_per_execution", 1) == 1
-        return self._timeline_every is not None and is_seen and is_alone
+        """Several steps at once cannot be told apart; profiling several processes ended them."""
+        strategy = getattr(self.model, "distribute_strategy", None)
+        has_servers = isinstance(strategy, tf.distribute.ParameterServerStrategy)
+        is_alone = self._workers.count == 1 and not has_servers
+        is_single = getattr(self.model, "steps_per_execution", 1) == 1
+        return self._timeline_every is not None and is_alone and is_single
 
     def _end_profile(self, profile: Profile) -> None:
-        """The first step of all is traced by TensorFlow, and never profiled."""
         self._profile = None
         seconds, step = profile.stop(), self._step
         every = self._timeline_every
-        self._next_profile = step + every if isinstance(every, int) else sys.maxsize
+        self._next_profile = step - 1 + every if isinstance(every, int) else sys.maxsize
         schedule = self.model.schedule if is_split(self.model) else None
         runs = _lane_names(self.model, schedule)
         monitor = self._monitor
-        if monitor is not None:
-            monitor.do_later(lambda: log_profile(monitor, profile, seconds, step, schedule, runs))
+        if monitor is None:
+            return
 
-    def _count_samples(self) -> None:
-        """Batches are taken to be as large as the first, until Keras has counted an epoch."""
-        if self._samples_a_step and not self._is_counted:
-            self._is_counted = True
-            self._num_samples = self._before_epoch + sum(num_samples_counted(self.model))
+        def log() -> None:
+            if not log_profile(monitor, profile, seconds, step, schedule, runs):
+                self._next_profile = self._first_profile
+
+        monitor.do_later(log)
 
     def _tell(self) -> None:
+        self._samples.update(self.model)
+        self._last_told = time.perf_counter()
         if self._monitor is not None:
             self._monitor.progress = self._progress()
 
     def _progress(self) -> Progress:
-        return Progress(self._step, time.time(), self._num_samples, self._seconds_in_steps)
+        return Progress(self._step, clock.now(), self._samples.total, self._between_steps)
+
+    def _stop_profile(self) -> None:
+        """For a step that failed while it was traced."""
+        profile, self._profile = self._profile, None
+        if profile is not None:
+            profile.stop()
+            profile.read()
 
     def _end(self) -> None:
-        if self._profile is not None:  # A step failed while it was traced.
-            self._profile.stop()
-            self._profile = None
+        self._stop_profile()
+        self._first_of_call, self._has_begun, self._length = None, False, None
+        _running.discard(self)
         if self._monitor is not None:
             self._monitor.stop()
             self._monitor = None
@@ -186,8 +229,9 @@ class GPUMetrics(keras.callbacks.Callback):
     def _sources(self) -> list[Source]:
         buses = buses_of_gpus()
         sources: list[Source] = []
-        if any(name.startswith("gpu/") for name in self._metrics):
-            gpus = nvml_source.open_source(list(buses.values()), self._metrics)
+        sampled = catalogue.with_needed(self._metrics)
+        if any(name.startswith("gpu/") for name in sampled):
+            gpus = nvml_source.open_source(list(buses.values()), sampled)
             sources += [] if gpus is None else [gpus]
         gpu_names = [each.name for each in tf.config.list_logical_devices("GPU")]
         if gpu_names and any(name.startswith("allocator/") for name in self._metrics):
@@ -198,10 +242,20 @@ class GPUMetrics(keras.callbacks.Callback):
         return sources
 
     def _open_file(self, device: str) -> EventFile:
-        file = EventFile(files.join(self._log_dir, f"{self._prefix}{device}"))
+        name = self._workers.names[self._workers.index].replace(":", "_")
+        prefix = f"{name}_" if self._workers.count > 1 else ""
+        file = EventFile(files.join(self._log_dir, f"{prefix}{device}"))
         if device == "host":
             file.summary(layout(self._metrics), self._step)
         return file
+
+
+def _watch(call: TrainingCall) -> Callable[[], bool]:
+    """Tells whether `fit` still runs. A loop of one's own may call from anywhere, and says so."""
+    if "epoch_iterator" not in call.names:
+        return lambda: True
+    thread, code = threading.get_ident(), call.code
+    return lambda: runs_in(thread, code)
 
 
 def _lane_names(model: Any, schedule: Any) -> list[str]:
@@ -215,12 +269,12 @@ def _lane_names(model: Any, schedule: Any) -> list[str]:
 @atexit.register
 def _stop_all() -> None:
     """A custom loop may have forgotten `on_train_end`."""
-    for monitor in list(_running):
-        monitor.stop()
+    for callback in list(_running):
+        callback.on_train_end()
 
 
 def _check_interval(interval: Any) -> float:
-    is_number = isinstance(interval, (int, float)) and not isinstance(interval, bool)
+    is_number = isinstance(interval, numbers.Real) and not isinstance(interval, bool)
     if not is_number or not 0 < interval < float("inf"):
         raise ValueError(
             f"`interval` must be a number of seconds above 0. Received: interval={interval!r}"
@@ -232,20 +286,25 @@ def _check_update_freq(update_freq: Any) -> int | None:
     """The number of batches, or `None` for epochs."""
     if update_freq in ("batch", "epoch"):
         return 1 if update_freq == "batch" else None
-    if isinstance(update_freq, bool) or not isinstance(update_freq, int) or update_freq < 1:
+    if not _is_count(update_freq):
         raise ValueError(
             '`update_freq` must be "batch", "epoch" or a whole number from 1 on. '
             f"Received: update_freq={update_freq!r}"
         )
-    return update_freq
+    return int(update_freq)
 
 
 def _check_timeline_every(every: Any) -> str | int | None:
     if every in ("epoch", None):
         return every
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+    if not _is_count(every):
         raise ValueError(
             '`timeline_every` must be "epoch", a whole number from 1 on, or None. '
             f"Received: timeline_every={every!r}"
         )
-    return every
+    return int(every)
+
+
+def _is_count(value: Any) -> bool:
+    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return is_whole and value >= 1

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping, Sequence
 
 import tensorflow as tf
 
+from keras_mgpu.monitoring import clock
 from keras_mgpu.monitoring.series import Sample
 
 MIB = 1 << 20
@@ -29,8 +29,8 @@ class AllocatorSource:
     def devices(self) -> Sequence[str]:
         return list(self._names.values())
 
-    def sample(self) -> list[Sample]:
-        now = time.time()
+    def sample(self, slow_too: bool) -> list[Sample]:
+        now = clock.now()
         found = []
         for device, name in self._names.items():
             info = tf.config.experimental.get_memory_info(device)

@@ -7,7 +7,7 @@ is left out, and said once.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 NVML, ALLOCATOR, HOST, STEP = "driver", "TensorFlow", "host", "steps"
@@ -71,10 +71,31 @@ METRICS = (
     Metric("host/network_received", "MB/s", HOST, "received by the whole machine"),
     Metric("train/step_time", "ms", STEP, "from the start of a step to the start of the next"),
     Metric("train/samples_per_second", "1/s", STEP, "samples trained"),
-    Metric("train/waiting", "% of the time", STEP, "outside of steps: data, callbacks, validation"),
+    Metric("train/between_steps", "ms", STEP, "from the end of a step to the start of the next"),
     Metric("train/imbalance", "ratio", STEP, "the busiest GPU's utilization by the mean of all"),
+    Metric("train/slowest_worker", "number", STEP, "the worker that takes longest between steps"),
 )
+# What a metric is reckoned from, if that is another one.
+NEEDS = {"gpu/energy_per_sample": "gpu/energy", "train/imbalance": "gpu/utilization"}
+MANY = '"default", "all"'
 BY_NAME = {metric.name: metric for metric in METRICS}
+# Looked at once a second at most: what moves slowly, counters that lose nothing, and what takes
+# long to read.
+SLOW = frozenset(
+    [
+        "gpu/memory_of_this_process",
+        "gpu/memory_of_others",
+        "gpu/power_limit",
+        "gpu/temperature",
+        "gpu/pcie_sent",
+        "gpu/pcie_received",
+        "gpu/nvlink_sent",
+        "gpu/nvlink_received",
+        "gpu/ecc_corrected",
+        "gpu/ecc_uncorrected",
+        *(metric.name for metric in METRICS if metric.source == HOST),
+    ]
+)
 
 
 def choose(names: str | Iterable[str]) -> tuple[Metric, ...]:
@@ -83,6 +104,10 @@ def choose(names: str | Iterable[str]) -> tuple[Metric, ...]:
     Raises:
         ValueError: If there is no such metric; suggests near ones.
     """
+    if not isinstance(names, Iterable):
+        raise ValueError(
+            f"`metrics` must be {MANY} or a list of names. Received: metrics={names!r}"
+        )
     if isinstance(names, str):
         if names == "default":
             return tuple(metric for metric in METRICS if metric.is_default)
@@ -98,6 +123,11 @@ def choose(names: str | Iterable[str]) -> tuple[Metric, ...]:
     return tuple(metric for metric in METRICS if metric.name in chosen)
 
 
+def with_needed(names: Collection[str]) -> frozenset[str]:
+    """These metrics, and those that they are reckoned from."""
+    return frozenset(names) | {NEEDS[name] for name in names if name in NEEDS}
+
+
 def _near(name: object) -> Sequence[str]:
     text = str(name)
     by_last = {each.rpartition("/")[2]: each for each in BY_NAME}
@@ -106,14 +136,15 @@ def _near(name: object) -> Sequence[str]:
 
 
 def _all_names() -> str:
-    return f"There are: {', '.join(BY_NAME)}."
+    return f"There are: {MANY}, {', '.join(BY_NAME)}."
 
 
 def markdown() -> str:
     """The table for the docs."""
     lines = ["| metric | unit | from | meaning |", "|---|---|---|---|"]
     for metric in METRICS:
-        more = "" if metric.is_default else " (only if asked for)"
+        more = "; once a second at most" if metric.name in SLOW else ""
+        more += "" if metric.is_default else " (only if asked for)"
         lines.append(
             f"| `{metric.name}` | {metric.unit} | {metric.source} | {metric.meaning}{more} |"
         )

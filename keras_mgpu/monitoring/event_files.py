@@ -6,6 +6,7 @@ own writers reckon a checksum byte by byte.
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import time
@@ -17,6 +18,7 @@ import tensorflow as tf
 from keras_mgpu import files
 from keras_mgpu.monitoring.catalogue import BY_NAME
 
+_numbers = itertools.count()  # Two fits of a second shall not write to one file.
 SUFFIXES = {"_max": "the largest of the step's samples", "_last": "the last of them"}
 
 
@@ -29,31 +31,26 @@ class EventFile:
 
     def __init__(self, folder: str) -> None:
         files.gfile.makedirs(folder)
-        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.gpu"
+        place = f"{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
+        name = f"events.out.tfevents.{int(time.time())}.{place}.gpu"
         self._writer = tf.io.TFRecordWriter(files.join(folder, name))
-        self._event = tf.compat.v1.Event(wall_time=time.time(), file_version="brain.Event:2")
-        self._tags: tuple[str, ...] = ()
+        self._events: dict[tuple[str, ...], Any] = {}  # To be filled in again and again.
         self._described: set[str] = set()
-        self._write()
+        self._write(tf.compat.v1.Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def scalars(self, values: Mapping[str, float], step: int, wall_time: float) -> None:
         """Writes numbers by tag."""
-        tags = tuple(values)
-        if tags != self._tags:
-            self._begin(tags)
-        self._event.step, self._event.wall_time = step, wall_time
-        for entry, value in zip(self._event.summary.value, values.values()):
+        event = self._event_of(tuple(values))
+        event.step, event.wall_time = step, wall_time
+        for entry, value in zip(event.summary.value, values.values()):
             entry.simple_value = value
-        self._write()
-        if not self._described.issuperset(tags):
-            self._described.update(tags)
-            self._tags = ()  # The next event goes without descriptions.
+        self._write(event)
 
     def summary(self, summary: Any, step: int) -> None:
         """Writes a summary of any other kind."""
         event = tf.compat.v1.Event(wall_time=time.time(), step=step)
         event.summary.MergeFromString(summary.SerializeToString())
-        self._writer.write(event.SerializeToString())
+        self._write(event)
         self._writer.flush()
 
     def flush(self) -> None:
@@ -62,18 +59,24 @@ class EventFile:
     def close(self) -> None:
         self._writer.close()
 
-    def _begin(self, tags: tuple[str, ...]) -> None:
-        """An event to be filled in again and again; what tags mean is told once."""
-        self._event = tf.compat.v1.Event()
-        self._tags = tags
+    def _event_of(self, tags: tuple[str, ...]) -> Any:
+        """An event with these tags. What a tag means is told once."""
+        if tags in self._events:
+            return self._events[tags]
+        event = tf.compat.v1.Event()
+        is_new = not self._described.issuperset(tags)
         for tag in tags:
-            entry = self._event.summary.value.add(tag=tag)
+            entry = event.summary.value.add(tag=tag)
             if tag not in self._described:
                 entry.metadata.summary_description = describe(tag)
                 entry.metadata.plugin_data.plugin_name = "scalars"
+        self._described.update(tags)
+        if not is_new:  # The next one goes without descriptions.
+            self._events[tags] = event
+        return event
 
-    def _write(self) -> None:
-        self._writer.write(self._event.SerializeToString())
+    def _write(self, event: Any) -> None:
+        self._writer.write(event.SerializeToString())
 
 
 def describe(tag: str) -> str:

@@ -19,7 +19,12 @@ GROUPS = {
     ),
     "Traffic": ("gpu/pcie_sent", "gpu/pcie_received", "gpu/nvlink_sent", "gpu/nvlink_received"),
     "Power and heat": ("gpu/power", "gpu/temperature", "gpu/sm_clock", "gpu/energy_per_sample"),
-    "Training": ("train/step_time", "train/samples_per_second", "train/waiting"),
+    "Training": (
+        "train/step_time",
+        "train/samples_per_second",
+        "train/between_steps",
+        "train/slowest_worker",
+    ),
     "Host": ("host/cpu", "host/memory", "host/disk_read", "host/network_received"),
 }
 

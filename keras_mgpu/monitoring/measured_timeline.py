@@ -7,28 +7,31 @@ that a trace can be folded into the same form that a predicted timeline has.
 
 from __future__ import annotations
 
-import glob
-import os
+import contextlib
 import re
 import statistics
-import tempfile
-import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import tensorflow as tf
-from tensorflow.tsl.profiler.protobuf import xplane_pb2
-
+from keras_mgpu.monitoring.profile import Profile, calls_in
 from keras_mgpu.schedule import Op, Schedule
 from keras_mgpu.timeline import Costs, Span, Timeline, replay
 
 # The call of the stage itself. The loss of a micro-batch is one more, and may overlap the next.
 _CALL = re.compile(r"(?:^|/)stage_(\d+)/(\w+)/micro_batch_(\d+)/(?:Stateful)?PartitionedCall$")
 # The scopes that the executor opens.
+UNSEEN = "stages are calls of their own only with several micro-batches, and not with run_eagerly."
 _LETTERS = {"forward": "F", "recompute": "R", "backward": "B", "weights": "W"}
-_BEGIN, _DONE = "ExecutorState::ProcessAsync::Start", "ExecutorState::ProcessAsync::Done"
+_TRIES = 5
+
+
+class MissedOpsError(RuntimeError):
+    """The profiler saw some ops of a step and missed others.
+
+    It notes a call when the thread that made it goes on, which can be after the step has ended.
+    """
 
 
 @dataclass(frozen=True)
@@ -122,66 +125,41 @@ class MeasuredStep:
         return found
 
 
-class Profile:
-    """Runs TensorFlow's profiler from one moment to another.
-
-    Only one profiler can run at a time. If another one does, this one sees nothing.
-    """
-
-    def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="keras_mgpu_profile_")
-        self._begin = time.perf_counter()
-        try:
-            tf.profiler.experimental.start(self._folder.name)
-            self.is_running = True
-        except tf.errors.AlreadyExistsError:
-            self.is_running = False
-
-    def stop(self) -> float:
-        """Ends it; returns the seconds since it began."""
-        seconds = time.perf_counter() - self._begin
-        if self.is_running:
-            tf.profiler.experimental.stop()
-        return seconds
-
-    def read(self) -> Any:
-        """What it saw, or `None`. It can be read once."""
-        with self._folder as folder:
-            for path in glob.glob(os.path.join(folder, "**", "*.xplane.pb"), recursive=True):
-                with open(path, "rb") as file:
-                    return xplane_pb2.XSpace.FromString(file.read())
-        return None
-
-
 def profile_step(split: Any, x: Any, y: Any, sample_weight: Any) -> MeasuredStep:
     """Profiles a training step of a split model, and puts everything back that it changed.
 
     Raises:
-        RuntimeError: If another profiler is running.
+        RuntimeError: If not all of the step can be seen.
     """
     kept: list[tuple[Any, Any]] = []
-
-    def step() -> None:
-        split.train_on_batch(x, y, sample_weight)
-
     try:
         split.make_train_function()
-        variables = [*split.model.variables, *split.optimizer.variables]
+        in_metrics = [variable for metric in split.metrics for variable in metric.variables]
+        variables = [*split.model.variables, *split.optimizer.variables, *in_metrics]
         kept = [(variable, variable.numpy()) for variable in variables]
-        step()  # Traces, if that has not been done.
-        profile = Profile()
-        try:
-            step()
-        finally:
-            seconds = profile.stop()
-        space = profile.read()
+        split.train_on_batch(x, y, sample_weight)  # Traces, if that has not been done.
+        for _ in range(_TRIES - 1):
+            with contextlib.suppress(MissedOpsError):
+                return _measure(split, x, y, sample_weight)
+        return _measure(split, x, y, sample_weight)
     finally:
+        split.reset_metrics()
         for variable, value in kept:
             variable.assign(value)
-        split.reset_metrics()
-    measured = None if space is None else fold(space, split.schedule, seconds)
-    if measured is None:
+
+
+def _measure(split: Any, x: Any, y: Any, sample_weight: Any) -> MeasuredStep:
+    profile = Profile()
+    try:
+        split.train_on_batch(x, y, sample_weight)
+    finally:
+        seconds = profile.stop()
+    space = profile.read()
+    if space is None:
         raise RuntimeError("Nothing was seen of the step: another profiler is running.")
+    measured = fold(space, split.schedule, seconds)
+    if measured is None:
+        raise RuntimeError(f"Nothing was seen of the step: {UNSEEN}")
     return measured
 
 
@@ -192,10 +170,16 @@ def fold(space: Any, schedule: Schedule, seconds: float | None = None) -> Measur
         space: What the profiler saw.
         schedule: The schedule of the pipeline.
         seconds: How long the step took, if that is known.
+
+    Returns:
+        `None` if it has no op of the schedule.
+
+    Raises:
+        MissedOpsError: If it has some of them, and not all.
     """
     begins: dict[Op, float] = {}
     ends: dict[Op, float] = {}
-    for name, moment, is_begin in _calls(space):
+    for name, moment, is_begin in calls_in(space):
         match = _CALL.search(name)
         if match is None or match[2] not in _LETTERS:
             continue
@@ -208,71 +192,9 @@ def fold(space: Any, schedule: Schedule, seconds: float | None = None) -> Measur
     seen = [op for op in lanes if op in begins and op in ends]
     if not seen:
         return None
+    if len(seen) < len(lanes):
+        raise MissedOpsError(f"The profiler missed {len(lanes) - len(seen)} of {len(lanes)} ops.")
     first = min(begins[op] for op in seen)
     spans = tuple(Span(lanes[op], op, begins[op] - first, ends[op] - first) for op in seen)
     timeline = Timeline(len(schedule.lanes), tuple(sorted(spans, key=lambda span: span.start)))
     return MeasuredStep(timeline, schedule, max(seconds or 0.0, timeline.makespan))
-
-
-@dataclass(frozen=True)
-class DeviceShares:
-    """What a GPU did in a step.
-
-    Args:
-        busy: Share of the step in which any kernel ran.
-        all_reduce: Share in which kernels ran that sum over replicas.
-    """
-
-    busy: float
-    all_reduce: float
-
-
-def device_shares(space: Any, seconds: float) -> dict[str, DeviceShares]:
-    """For each GPU that the profiler saw, how the time of a step was spent, by `gpu_0`, …"""
-    found = {}
-    for plane in space.planes:
-        match = re.search(r"/device:GPU:(\d+)", plane.name)
-        if match is None:
-            continue
-        spans: list[tuple[float, float, bool]] = []
-        for line in plane.lines:
-            for event in line.events:
-                begin = line.timestamp_ns * 1e-9 + event.offset_ps * 1e-12
-                name = plane.event_metadata[event.metadata_id].name.lower()
-                is_sum = "nccl" in name or "allreduce" in name
-                spans.append((begin, begin + event.duration_ps * 1e-12, is_sum))
-        sums = [(begin, end) for begin, end, is_sum in spans if is_sum]
-        found[f"gpu_{match[1]}"] = DeviceShares(
-            _covered([(begin, end) for begin, end, _ in spans]) / seconds,
-            _covered(sums) / seconds,
-        )
-    return found
-
-
-def _covered(spans: list[tuple[float, float]]) -> float:
-    """The time in which at least one of the spans runs."""
-    total, until = 0.0, float("-inf")
-    for begin, end in sorted(spans):
-        total += max(0.0, end - max(begin, until))
-        until = max(until, end)
-    return total
-
-
-def _calls(space: Any) -> Iterator[tuple[str, float, bool]]:
-    """Name, time in seconds, and whether it begins or ends, of every call that runs by itself."""
-    for plane in space.planes:
-        kinds = {
-            number: metadata.name == _BEGIN
-            for number, metadata in plane.event_metadata.items()
-            if metadata.name in (_BEGIN, _DONE)
-        }
-        names = [n for n, metadata in plane.stat_metadata.items() if metadata.name == "name"]
-        for line in plane.lines if kinds and names else ():
-            for event in line.events:
-                if event.metadata_id not in kinds:
-                    continue
-                for stat in event.stats:
-                    if stat.metadata_id == names[0]:
-                        text = stat.str_value or plane.stat_metadata[stat.ref_value].name
-                        moment = line.timestamp_ns * 1e-9 + event.offset_ps * 1e-12
-                        yield text, moment, kinds[event.metadata_id]

@@ -13,8 +13,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from keras_mgpu.monitoring import visible
+from keras_mgpu.monitoring import clock, visible
+from keras_mgpu.monitoring.catalogue import SLOW
 from keras_mgpu.monitoring.series import Sample
+from keras_mgpu.monitoring.source import BREAK_SECONDS
 
 logger = logging.getLogger("keras_mgpu")
 MIB = 1 << 20
@@ -28,12 +30,12 @@ def open_source(
     try:
         import pynvml
     except ImportError:
-        logger.info('No metrics of GPUs: `pip install "keras-mgpu[nvidia]"` brings them.')
+        _say(buses, 'No metrics of GPUs: `pip install "keras-mgpu[nvidia]"` brings them.')
         return None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        logger.info("No metrics of GPUs: %s.", error)
+        _say(buses, f"No metrics of GPUs: {error}.")
         return None
     try:
         handles = visible.handles(pynvml, buses)
@@ -45,6 +47,11 @@ def open_source(
         return None
     names = [f"{prefix}_{index}" for index in range(len(handles))]
     return NvmlSource(pynvml, dict(zip(names, handles)), metrics)
+
+
+def _say(buses: Sequence[str], what: str) -> None:
+    """Where there are no GPUs, nobody misses them."""
+    logger.log(logging.WARNING if buses else logging.INFO, what)
 
 
 @dataclass
@@ -78,6 +85,7 @@ class NvmlSource:
     def __init__(self, nvml: Any, handles: Mapping[str, Any], metrics: Collection[str]) -> None:
         self._nvml, self._metrics = nvml, set(metrics)
         self._pid = os.getpid()
+        self._slow_readers: set[str] = set()
         self._gpus = [_Gpu(name, handle, self._readers()) for name, handle in handles.items()]
         rings = {
             "gpu/utilization": (nvml.NVML_GPU_UTILIZATION_SAMPLES, 1.0),
@@ -85,6 +93,13 @@ class NvmlSource:
             "gpu/power": (nvml.NVML_TOTAL_POWER_SAMPLES, 1e-3),
         }
         self._rings = {name: ring for name, ring in rings.items() if name in self._metrics}
+        self._fields = {
+            nvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
+            nvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
+            nvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
+            nvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
+            nvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
+        }
         self._missing: dict[str, list[str]] = {}
         begin = time.time()
         for gpu in self._gpus:
@@ -94,15 +109,16 @@ class NvmlSource:
     def devices(self) -> Sequence[str]:
         return [gpu.name for gpu in self._gpus]
 
-    def sample(self) -> list[Sample]:
+    def sample(self, slow_too: bool) -> list[Sample]:
         found: list[Sample] = []
         for gpu in list(self._gpus):
             try:
                 found += self._ring_samples(gpu)
-                found += self._polled(gpu)
+                found += self._polled(gpu, slow_too)
             except self._nvml.NVMLError as error:
                 self._gpus.remove(gpu)
                 logger.warning("%s is lost to the logs: %s. The others go on.", gpu.name, error)
+            time.sleep(BREAK_SECONDS)
         self._say_what_is_missing()
         return found
 
@@ -115,8 +131,11 @@ class NvmlSource:
     # The driver's rings.
 
     def _ring_samples(self, gpu: _Gpu) -> Iterator[Sample]:
+        now = int(time.time() * 1e6)
+        offset = clock.from_system(0.0)
         for name in list(gpu.seen):
             ring, factor = self._rings[name]
+            gpu.seen[name] = min(gpu.seen[name], now)  # The system's clock may have been set back.
             try:
                 kind, samples = self._nvml.nvmlDeviceGetSamples(gpu.handle, ring, gpu.seen[name])
             except self._nvml.NVMLError_NotFound:
@@ -125,22 +144,13 @@ class NvmlSource:
                 del gpu.seen[name]
                 gpu.readers[name] = self._instead_of_ring(name)
                 continue
+            field_of_value = self._fields.get(kind, "uiVal")
             for sample in samples:
-                if sample.timeStamp > gpu.seen[name]:
-                    gpu.seen[name] = sample.timeStamp
-                    value = self._value(kind, sample.sampleValue) * factor
-                    yield Sample(gpu.name, name, sample.timeStamp / 1e6, value)
-
-    def _value(self, kind: int, value: Any) -> float:
-        nvml = self._nvml
-        fields = {
-            nvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
-            nvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
-            nvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
-            nvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
-            nvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
-        }
-        return float(getattr(value, fields.get(kind, "uiVal")))
+                stamp = sample.timeStamp  # Every look into a structure takes a microsecond.
+                if stamp > gpu.seen[name]:
+                    gpu.seen[name] = stamp
+                    value = getattr(sample.sampleValue, field_of_value) * factor
+                    yield Sample(gpu.name, name, offset + stamp / 1e6, value)
 
     def _instead_of_ring(self, name: str) -> Reader:
         nvml = self._nvml
@@ -151,11 +161,12 @@ class NvmlSource:
 
     # What is asked for at each look.
 
-    def _polled(self, gpu: _Gpu) -> Iterator[Sample]:
-        now = time.time()
+    def _polled(self, gpu: _Gpu, slow_too: bool) -> Iterator[Sample]:
         for name, read in list(gpu.readers.items()):
+            if name in self._slow_readers and not slow_too:
+                continue
             try:
-                values = read(gpu.handle)
+                values, now = read(gpu.handle), clock.now()
             except (
                 self._nvml.NVMLError_NotSupported,
                 self._nvml.NVMLError_FunctionNotFound,
@@ -175,11 +186,10 @@ class NvmlSource:
             return
         then, before = gpu.counters.get(metric, (now, value))
         gpu.counters[metric] = now, value
-        if now > then:
-            is_rate = metric != "gpu/energy"
-            yield Sample(
-                gpu.name, metric, now, (value - before) / ((now - then) if is_rate else 1.0)
-            )
+        if now > then and metric == "gpu/energy":
+            yield Sample(gpu.name, metric, now, value - before, since=then)
+        elif now > then:
+            yield Sample(gpu.name, metric, now, (value - before) / (now - then))
 
     def _readers(self) -> dict[str, Reader]:
         """What can be asked, by the metric that it is asked for first."""
@@ -202,11 +212,13 @@ class NvmlSource:
             "energy": (("gpu/energy", "gpu/energy_per_sample"), self._energy),
             "activity counters": (tuple(_GPM), _Activity(self._nvml).read),
         }
-        return {
+        asked = {
             what: read
             for what, (metrics, read) in readers.items()
             if self._metrics.intersection(metrics)
         }
+        self._slow_readers = {what for what in asked if SLOW.issuperset(readers[what][0])}
+        return asked
 
     def _memory(self, gpu: Any) -> Mapping[str, float]:
         info = self._nvml.nvmlDeviceGetMemoryInfo(gpu)
@@ -231,9 +243,11 @@ class NvmlSource:
 
     def _clocks(self, gpu: Any) -> Mapping[str, float]:
         nvml = self._nvml
+        clocks = {"gpu/sm_clock": nvml.NVML_CLOCK_SM, "gpu/memory_clock": nvml.NVML_CLOCK_MEM}
         return {
-            "gpu/sm_clock": nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
-            "gpu/memory_clock": nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM),
+            name: nvml.nvmlDeviceGetClockInfo(gpu, clock)
+            for name, clock in clocks.items()
+            if name in self._metrics
         }
 
     def _throttling(self, gpu: Any) -> Mapping[str, float]:

@@ -41,19 +41,22 @@ def make_rows(
     for (device, metric), summary in taken.items():
         row = rows.setdefault(device, {})
         if metric == ENERGY:
-            row.update(_energy(summary.total, before, now))
-            continue
-        row[metric] = summary.mean
-        if metric not in STEADY:
-            row[f"{metric}_max"] = summary.max
-            row[f"{metric}_last"] = summary.last
-    busy = [row[UTILIZATION] for row in rows.values() if UTILIZATION in row]
+            row.update(_wanted(_energy(summary.total, before, now), metrics))
+        elif metric in metrics:  # Others were sampled for the sake of these.
+            row[metric] = summary.mean
+            if metric not in STEADY:
+                row[f"{metric}_max"] = summary.max
+                row[f"{metric}_last"] = summary.last
     about_training = rates(before, now)
+    busy = [summary.mean for (_, metric), summary in taken.items() if metric == UTILIZATION]
     if len(busy) > 1 and sum(busy) > 0:
         about_training["train/imbalance"] = max(busy) * len(busy) / sum(busy)
-    host = rows.setdefault(HOST, {})
-    host.update({name: each for name, each in about_training.items() if name in metrics})
+    rows.setdefault(HOST, {}).update(_wanted(about_training, metrics))
     return {device: row for device, row in rows.items() if row}
+
+
+def _wanted(row: Mapping[str, float], metrics: Collection[str]) -> dict[str, float]:
+    return {name: value for name, value in row.items() if name in metrics}
 
 
 def _energy(joules: float, before: Progress, now: Progress) -> dict[str, float]:

@@ -7,6 +7,9 @@ from typing import Protocol
 
 from keras_mgpu.monitoring.series import Sample
 
+# After each device, for the training thread: it would wait for the interpreter otherwise.
+BREAK_SECONDS = 0.0003
+
 
 class Source(Protocol):
     """Gives samples of its devices whenever it is asked, always from the same thread.
@@ -18,8 +21,8 @@ class Source(Protocol):
     def devices(self) -> Sequence[str]:
         """Names of its devices, such as `"gpu_0"`."""
 
-    def sample(self) -> list[Sample]:
-        """Everything measured since it was last asked."""
+    def sample(self, slow_too: bool) -> list[Sample]:
+        """Everything measured since it was last asked; slow metrics only if they are due."""
 
     def close(self) -> None:
         """Gives back what it holds."""

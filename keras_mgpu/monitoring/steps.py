@@ -1,4 +1,4 @@
-"""Where training is: what the training thread tells, and what follows from two such moments."""
+"""How far training is, told by the training thread and read by the one that logs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ class Progress:
     """A moment of training.
 
     Args:
-        step: Steps taken.
+        step: Steps trained so far.
         time: When, in seconds since 1970.
         num_samples: Samples trained so far by this process.
-        seconds_in_steps: Time spent inside of steps so far.
+        between_steps: Seconds spent between steps so far.
     """
 
     step: int
     time: float
     num_samples: int = 0
-    seconds_in_steps: float = 0.0
+    between_steps: float = 0.0
 
 
 def rates(before: Progress, now: Progress) -> dict[str, float]:
@@ -27,10 +27,10 @@ def rates(before: Progress, now: Progress) -> dict[str, float]:
     num_steps, seconds = now.step - before.step, now.time - before.time
     if num_steps <= 0 or seconds <= 0:
         return {}
-    in_steps = now.seconds_in_steps - before.seconds_in_steps
+    between = now.between_steps - before.between_steps
     found = {
         "train/step_time": 1000 * seconds / num_steps,
-        "train/waiting": 100 * max(0.0, 1 - in_steps / seconds),
+        "train/between_steps": 1000 * between / num_steps,
     }
     num_samples = now.num_samples - before.num_samples
     if num_samples > 0:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import logging
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from keras_mgpu.monitoring.measured_timeline import MeasuredStep, Profile, device_shares, fold
+from keras_mgpu.monitoring import clock
+from keras_mgpu.monitoring.measured_timeline import UNSEEN, MeasuredStep, MissedOpsError, fold
 from keras_mgpu.monitoring.monitor import Monitor
 from keras_mgpu.monitoring.picture import draw
+from keras_mgpu.monitoring.profile import Profile, device_shares, seconds_for_input
+from keras_mgpu.monitoring.rows import HOST
 
 logger = logging.getLogger("keras_mgpu")
 RUN = "pipeline"
@@ -25,7 +27,7 @@ def log_profile(
     step: int,
     schedule: Any,
     runs: Sequence[str],
-) -> None:
+) -> bool:
     """Reads what the profiler saw, and writes it; in the monitor's thread.
 
     Args:
@@ -35,29 +37,39 @@ def log_profile(
         step: Which one it was.
         schedule: The schedule of a pipeline, or `None`.
         runs: The name of each lane's device in the logs.
+
+    Returns:
+        Whether another step would show no more than this one did.
     """
     space = profile.read()
     if space is None:
         logger.info("No timeline of step %d: another profiler was running.", step)
-        return
-    for device, shares in device_shares(space, seconds).items():
-        values = {
-            "profile/busy": shares.busy,
-            "profile/idle": max(0.0, 1 - shares.busy),
-            "profile/all_reduce": shares.all_reduce,
+        return True
+    now = clock.now()
+    share = {"profile/input": seconds_for_input(space) / seconds}
+    monitor.write(HOST, share, step, now)
+    for device, gpu in device_shares(space, seconds).items():
+        shares = {
+            "profile/busy": gpu.busy,
+            "profile/idle": max(0.0, 1 - gpu.busy),
+            "profile/all_reduce": gpu.all_reduce,
         }
-        monitor.file(device).scalars(values, step, time.time())
-    measured = None if schedule is None else fold(space, schedule, seconds)
-    if measured is not None:
-        _log_pipeline(monitor, measured, step, runs)
-
-
-def _log_pipeline(monitor: Monitor, measured: MeasuredStep, step: int, runs: Sequence[str]) -> None:
-    file = monitor.file(RUN)
-    file.scalars(measured.scalars(), step, time.time())
-    file.summary(_picture(measured), step)
+        monitor.write(device, shares, step, now)
+    if schedule is None:
+        return True
+    try:
+        measured = fold(space, schedule, seconds)
+    except MissedOpsError as error:
+        logger.info("No timeline of step %d, but of a later one: %s", step, error)
+        return False
+    if measured is None:
+        logger.info("No timeline of step %d: %s", step, UNSEEN)
+        return True
+    monitor.write(RUN, measured.scalars(), step, now)
+    monitor.write_summary(RUN, _picture(measured), step)
     for run, busy in zip(runs, measured.busy):
-        monitor.file(run).scalars({"pipeline/busy": busy}, step, time.time())
+        monitor.write(run, {"pipeline/busy": busy}, step, now)
+    return True
 
 
 def _picture(measured: MeasuredStep) -> Any:
