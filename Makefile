@@ -4,13 +4,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: help demo test torture check format bench clean
+.PHONY: help demo test torture check format docs bench clean
 
 help:
 	@echo "make demo    split a small model, train it, and check it against the unsplit one"
 	@echo "make test    run all tests"
-	@echo "make torture kill runs at 200 random moments, flip more bits"
+	@echo "make torture kill runs at 200 random moments, flip more bits, split larger models"
 	@echo "make check   formatter, linter, types"
+	@echo "make docs    write docs/api.md from the docstrings"
 	@echo "make bench   run the benchmarks"
 
 $(VENV)/installed: setup.py pyproject.toml
@@ -27,7 +28,7 @@ test: $(VENV)/installed
 
 KILLS ?= 200
 torture: $(VENV)/installed
-	KERAS_MGPU_TORTURE=$(KILLS) $(BIN)/python -m pytest -q -s tests/test_faults.py
+	KERAS_MGPU_TORTURE=$(KILLS) $(BIN)/python -m pytest -q -s tests/test_faults.py tests/test_applications.py
 
 check: $(VENV)/installed
 	$(BIN)/ruff format --check .
@@ -37,6 +38,9 @@ check: $(VENV)/installed
 format: $(VENV)/installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(VENV)/installed
+	$(BIN)/python docs/make_api.py
 
 # The peer that a split model is measured beside comes only for this.
 bench: $(VENV)/installed

@@ -23,7 +23,7 @@ setup(
         "keras>=3.15",
         "tensorboard>=2.21",
         "numpy",
-        "pillow>=10",
+        "pillow>=10.1",
         "psutil>=5.9",
         "rich>=13",
     ],
@@ -33,6 +33,7 @@ setup(
         "nvidia": ["nvidia-ml-py>=12"],
         "dev": [
             "hypothesis>=6",
+            "matplotlib>=3.8",
             "mypy>=1.10",
             "nvidia-ml-py>=12",
             "pytest>=8",

@@ -21,6 +21,7 @@ BENCHMARKS = (
     "checkpoints",
     "placement",
     "gpu_metrics",
+    "strategies",
 )
 
 

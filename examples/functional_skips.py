@@ -10,7 +10,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras import layers
 
 import keras_mgpu
@@ -26,7 +25,7 @@ CUTS = {
 def main():
     options = parse_options()
     keras.utils.set_random_seed(0)
-    devices = choose_devices(options.devices)
+    devices = keras_mgpu.pick_devices(options.devices)
     x, y = circles(32 if options.tiny else 320)
 
     model = u_net(4 if options.tiny else 16)
@@ -50,12 +49,6 @@ def parse_options():
     parser.add_argument("--devices", type=int, default=3, choices=CUTS, help="(default: 3)")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, for tests")
     return parser.parse_args()
-
-
-def choose_devices(num_devices):
-    if len(tf.config.list_physical_devices("GPU")) >= num_devices:
-        return [f"/GPU:{index}" for index in range(num_devices)]
-    return keras_mgpu.logical_devices(num_devices)
 
 
 def circles(num_images, size=16):

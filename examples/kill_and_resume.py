@@ -25,6 +25,7 @@ def main():
     logging.basicConfig(format="%(message)s")
     logging.getLogger("keras_mgpu").setLevel(logging.INFO)  # Says where it goes on.
     keras.utils.set_random_seed(0)
+    devices = km.pick_devices(options.devices)
     folder = Path(options.folder)
 
     x, y = spirals(256 if options.tiny else 4096)
@@ -37,6 +38,8 @@ def main():
             layers.Dense(3, activation="softmax"),
         ]
     )
+    if len(devices) > 1:
+        model = km.PipelineSplit(model, devices, micro_batches=4)
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     history = model.fit(
         km.resumable(x, y, batch_size=32, seed=0),
@@ -62,6 +65,7 @@ class Die(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.left -= 1
         if self.left == 0:
+            print("Killing myself now.", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -76,6 +80,7 @@ def spirals(num):
 
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--devices", type=int, default=2, help="1: unsplit (default: 2)")
     parser.add_argument("--folder", default="resume_run", help="(default: resume_run)")
     parser.add_argument("--die-after", type=int, default=0, metavar="BATCHES")
     parser.add_argument("--tiny", action="store_true", help="few points, for tests")

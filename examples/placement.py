@@ -21,7 +21,7 @@ import keras_mgpu as km
 
 def main():
     options = parse_options()
-    devices = pick_devices(options.devices)
+    devices = km.pick_devices(options.devices)
     folder = Path(options.folder)
     width = 16 if options.tiny else 512
     x = np.random.default_rng(0).standard_normal((256, width)).astype("float32")
@@ -31,6 +31,14 @@ def main():
     model = by_hand(width, devices)
     model.compile("adam", "sparse_categorical_crossentropy")
     model.fit(x, y, verbose=0, callbacks=[km.DevicePlacementLogger(folder / "by_hand")])
+
+    print("\nWithout soft placement nothing is moved, and TensorFlow says why\n")
+    tf.config.set_soft_device_placement(False)
+    try:
+        print(by_hand(width, [*devices[:-1], "/GPU:9"])(x[:1]))
+    except (tf.errors.OpError, RuntimeError) as error:
+        print(str(error).splitlines()[0])
+    tf.config.set_soft_device_placement(True)
 
     print("\nThe same layers in a pipeline: gradients and slots are beside their weights\n")
     split = km.PipelineSplit(dense_layers(width, len(devices)), devices, micro_batches=4)
@@ -87,13 +95,6 @@ def dense_layers(width, count):
     hidden = [layers.Dense(width, activation="relu", name=f"block_{i}") for i in range(count)]
     head = layers.Dense(3, activation="softmax", name="head")
     return keras.Sequential([keras.Input((width,)), *hidden, head])
-
-
-def pick_devices(count):
-    gpus = tf.config.list_physical_devices("GPU")
-    if len(gpus) >= count:
-        return [f"/GPU:{index}" for index in range(count)]
-    return km.logical_devices(count)
 
 
 def parse_options():

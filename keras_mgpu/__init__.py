@@ -18,7 +18,8 @@ if TYPE_CHECKING:
         save_checkpoint,
     )
     from keras_mgpu.checkpoints.resumable import resumable
-    from keras_mgpu.devices import logical_devices
+    from keras_mgpu.devices import logical_devices, pick_devices
+    from keras_mgpu.multi_worker_fit import enable_multi_worker_fit
     from keras_mgpu.partition import PartitionPlan
     from keras_mgpu.pipeline_split import PipelineSplit
     from keras_mgpu.placements.api import assert_placement, placement
@@ -40,8 +41,10 @@ __all__ = [
     "VerifyReport",
     "__version__",
     "assert_placement",
+    "enable_multi_worker_fit",
     "latest_checkpoint",
     "logical_devices",
+    "pick_devices",
     "placement",
     "plan",
     "replay",
@@ -61,8 +64,10 @@ _HOMES = {
     "Timeline": "timeline",
     "VerifyReport": "verify",
     "assert_placement": "placements.api",
+    "enable_multi_worker_fit": "multi_worker_fit",
     "latest_checkpoint": "checkpoints.api",
     "logical_devices": "devices",
+    "pick_devices": "devices",
     "placement": "placements.api",
     "plan": "planning",
     "replay": "timeline",

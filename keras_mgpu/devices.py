@@ -92,6 +92,26 @@ def _short(name: str) -> str:
     return spec.to_string()
 
 
+def pick_devices(num_devices: int) -> list[str]:
+    """Names of `num_devices` GPUs; where there are not as many, of logical CPU devices.
+
+    So the same program runs on a laptop and on a machine with GPUs. Call it first, like
+    `logical_devices`.
+
+    Example:
+
+    ```python
+    split = keras_mgpu.PipelineSplit(model, devices=keras_mgpu.pick_devices(2))
+    ```
+
+    Args:
+        num_devices: How many.
+    """
+    if len(tf.config.list_physical_devices("GPU")) >= num_devices >= 1:
+        return [f"/GPU:{index}" for index in range(num_devices)]
+    return logical_devices(num_devices)
+
+
 def logical_devices(num_devices: int) -> list[str]:
     """Makes `num_devices` logical CPU devices and returns their names.
 
@@ -101,7 +121,7 @@ def logical_devices(num_devices: int) -> list[str]:
     Example:
 
     ```python
-    devices = keras_mgpu.logical_devices(2)      # ["/CPU:0", "/CPU:1"]
+    devices = keras_mgpu.logical_devices(2)  # ["/CPU:0", "/CPU:1"]
     split = keras_mgpu.PipelineSplit(model, devices=devices)
     ```
 

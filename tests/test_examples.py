@@ -1,10 +1,13 @@
 """Every example runs as a reader would run it, and shows what its reader looks for."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import keras_mgpu as km
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -46,20 +49,26 @@ def check_functional_skips(output, folder):
     assert "mask_accuracy" in output
 
 
+def run_and_die(name, folder, num_batches):
+    """Runs an example in a folder of its own that kills itself, and once more."""
+    example = [sys.executable, EXAMPLES / name, "--tiny", "--folder", "again"]
+    options = {"cwd": folder, "capture_output": True, "text": True, "timeout": 300}
+    killed = subprocess.run([*example, "--die-after", str(num_batches)], check=False, **options)
+    return killed, subprocess.run(example, check=True, **options)
+
+
 def check_kill_and_resume(output, folder):
     """The run is whole; killed in the middle, and started again, it ends with the same losses."""
-    example = [sys.executable, EXAMPLES / "kill_and_resume.py", "--tiny", "--folder", "again"]
-    options = {"cwd": folder, "capture_output": True, "text": True, "timeout": 300}
-    killed = subprocess.run([*example, "--die-after", "19"], check=False, **options)
+    killed, resumed = run_and_die("kill_and_resume.py", folder, 19)
     assert killed.returncode == -9
-    resumed = subprocess.run(example, check=True, **options)
     assert f"Going on from {folder}/again/checkpoints/" in resumed.stderr
     assert resumed.stdout.splitlines()[-1] == output.splitlines()[-1]
     assert output.splitlines()[-1].startswith("loss of each epoch: ")
 
 
 def check_placement(output, folder):
-    by_hand, split = output.split("The same layers in a pipeline")
+    by_hand, hard, split = re.split("Without soft placement|The same layers in a pipeline", output)
+    assert "GPU:9" in hard
     assert "Optimizer slots lie far from their weights: block_1/dense_1" in by_hand
     assert "far from their weights" not in split
     for name in ("by_hand", "split"):
@@ -67,20 +76,83 @@ def check_placement(output, folder):
         assert list((folder / "placement_run" / name / "placement").glob("events.out.tfevents.*"))
 
 
+def check_mirrored(output, folder):
+    run = folder / "mirrored_run"
+    assert "accuracy" in output
+    assert km.latest_checkpoint(run / "checkpoints") is not None
+    assert (run / "logs" / "placement.json").is_file()
+    assert list((run / "logs" / "host").glob("events.out.tfevents.*"))
+
+
+def check_custom_loop(output, folder):
+    losses = [float(line.split()[-1]) for line in output.splitlines() if line.startswith("epoch")]
+    assert losses == sorted(losses, reverse=True)
+    assert (folder / "custom_loop_run" / "logs" / "placement.json").is_file()
+
+
+def check_custom_loop_resume(output, folder):
+    killed, resumed = run_and_die("custom_loop_resume.py", folder, 9)
+    assert killed.returncode == -9
+    assert "Going on in epoch 1, batch " in resumed.stdout
+    assert resumed.stdout.splitlines()[-1] == output.splitlines()[-1]
+
+
+def check_multi_worker(output, folder):
+    sums = {line.split()[-1] for line in output.splitlines() if "the sum of all weights" in line}
+    assert len(sums) == 1
+    assert "the mean of metrics over workers" in output
+    logs = folder / "multi_worker_run" / "logs"
+    assert {path.name for path in logs.glob("worker_*_host")} == {"worker_0_host", "worker_1_host"}
+
+
+def check_central_storage(output, folder):
+    assert float(output.split("right: ")[1].split("%")[0]) > 80
+
+
+def check_parameter_server(output, folder):
+    asynchronous, one_by_one = [line.split() for line in output.splitlines() if "%" in line]
+    assert asynchronous[0] == "asynchronous"
+    assert float(one_by_one[-3]) == 0  # Every gradient is fresh.
+    for row in (asynchronous, one_by_one):
+        assert float(row[-1].rstrip("%")) > 50
+
+
+def check_transformer(output, folder):
+    assert "lane 1  .  F0" in output
+    assert "bubble: predicted" in output
+    rows = [line.split() for line in output.splitlines() if line.startswith("loss ")]
+    assert rows
+
+
+def check_sweep(output, folder):
+    rows = [line.split() for line in output.splitlines()[1:3]]
+    assert [row[:2] for row in rows] == [["16", "1"], ["16", "4"]]
+    assert (folder / "sweep.png").read_bytes().startswith(b"\x89PNG")
+
+
 CHECKS = {
+    "central_storage.py": check_central_storage,
+    "custom_loop.py": check_custom_loop,
+    "custom_loop_resume.py": check_custom_loop_resume,
     "demo.py": check_demo,
     "functional_skips.py": check_functional_skips,
     "kill_and_resume.py": check_kill_and_resume,
     "large_model.py": check_large_model,
+    "mirrored.py": check_mirrored,
+    "multi_worker.py": check_multi_worker,
+    "parameter_server.py": check_parameter_server,
     "placement.py": check_placement,
+    "sweep.py": check_sweep,
+    "transformer.py": check_transformer,
 }
+MORE_OPTIONS = {"functional_skips.py": ["--devices", "3"], "multi_worker.py": ["--local"]}
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
 def test_example(name, tmp_path):
     assert name in CHECKS, f"Say in CHECKS what a reader of {name} looks for."
     run = subprocess.run(
-        [sys.executable, EXAMPLES / name, "--tiny"],
+        [sys.executable, EXAMPLES / name, "--tiny", "--devices", "2", *MORE_OPTIONS.get(name, ())],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -26,7 +26,7 @@ def placement(model: keras.Model, sample_batch: Any) -> PlacementReport:
     Example:
 
     ```python
-    report = keras_mgpu.placements(model, x[:32])
+    report = keras_mgpu.placement(model, x[:32])
     ```
 
     Args:
