@@ -1,6 +1,7 @@
 """Several devices, and several worker processes, on this machine."""
 
 import atexit
+import contextlib
 import json
 import multiprocessing
 import os
@@ -9,6 +10,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import weakref
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -73,22 +76,28 @@ def start(jobs, script, *arguments):
     for job, port in zip(jobs, free_ports(len(jobs))):
         places.append({"type": job, "index": len(cluster[job])})
         cluster[job].append(f"127.0.0.1:{port}")
-    processes = []
+    processes, ends = [], PROCESSES.Barrier(len(jobs)) if set(jobs) == {"worker"} else None
     for task in places:
         config = json.dumps({"cluster": cluster, "task": task})
         environment = {"TF_CONFIG": config, "CUDA_VISIBLE_DEVICES": "-1"}
-        processes.append(ScriptProcess(HERE / script, arguments, environment))
+        processes.append(ScriptProcess(HERE / script, arguments, environment, ends))
     return processes
 
 
 class ScriptProcess:
-    """A script in a process of its own, with the methods of a `subprocess.Popen`."""
+    """A script in a process of its own, with the methods of a `subprocess.Popen`.
 
-    def __init__(self, script, arguments, environment):
-        self._output = tempfile.NamedTemporaryFile()  # noqa: SIM115  For as long as this lives.
+    Where all of a cluster end by themselves, they do so together.
+    """
+
+    def __init__(self, script, arguments, environment, ends):
+        handle, self._output = tempfile.mkstemp()
+        os.close(handle)
+        weakref.finalize(self, os.remove, self._output)
+        self._ends = ends  # Else it would be gone before the process has it.
         command = [str(script), *map(str, arguments)]
         self._process = PROCESSES.Process(
-            target=run_script, args=(command, environment, self._output.name)
+            target=run_script, args=(command, environment, self._output, ends)
         )
         self._process.start()
         self.pid = self._process.pid
@@ -107,11 +116,11 @@ class ScriptProcess:
         """Waits; returns what it printed, and nothing beside it."""
         self._process.join(timeout)
         if self.returncode is None:
-            raise subprocess.TimeoutExpired(self._output.name, timeout)
-        return Path(self._output.name).read_text(encoding="utf-8", errors="replace"), None
+            raise subprocess.TimeoutExpired(self._output, timeout)
+        return Path(self._output).read_text(encoding="utf-8", errors="replace"), None
 
 
-def run_script(command, environment, output):
+def run_script(command, environment, output, ends):
     """Runs a script as if this process had been started for it."""
     os.environ.update(environment)
     file = os.open(output, os.O_WRONLY | os.O_APPEND)
@@ -122,6 +131,11 @@ def run_script(command, environment, output):
     sys.path.insert(0, os.path.dirname(command[0]))
     try:
         runpy.run_path(command[0], run_name="__main__")
+        # This process ends at once, which one with an interpreter to take down does not: what it
+        # has handed over for the last step may not have left it.
+        if ends is not None:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                ends.wait(timeout=20)
     finally:
         atexit._run_exitfuncs()
 

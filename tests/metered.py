@@ -81,6 +81,13 @@ def visible(folder):
         fit(place, km.GPUMetrics(place, interval=0.1, metrics=["gpu/temperature"]), 40)
 
 
+def seldom(folder):
+    """One look at most in a run of five seconds."""
+    callback = km.GPUMetrics(folder, interval=4.5, timeline_every=None)
+    x, y = data()
+    make_model().fit(x, y, batch_size=4, verbose=0, callbacks=[callback, Slow(0.1)])
+
+
 def lost(folder):
     fit(folder, km.GPUMetrics(folder, interval=0.1, metrics=["gpu/temperature", "gpu/power"]))
 
@@ -135,7 +142,7 @@ def forgetful(folder):
         callbacks.on_train_batch_end(batch)
 
 
-TASKS = [everything, derived, clock, visible, lost, raising, forking, forgetful]
+TASKS = [everything, derived, clock, visible, seldom, lost, raising, forking, forgetful]
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import keras_mgpu as km
 from keras_mgpu.monitoring import catalogue, monitor, nvml_source, visible
 from keras_mgpu.monitoring.rows import make_rows
-from keras_mgpu.monitoring.series import Sample, Series
+from keras_mgpu.monitoring.series import Sample, Series, Summary
 from keras_mgpu.monitoring.steps import Progress
 
 HERE = Path(__file__).parent
@@ -164,7 +164,7 @@ def test_a_gpu_that_falls_off_the_bus(run, tmp_path):
 def test_a_fit_that_raises(run, tmp_path):
     run("raising", num_gpus=1)
     assert "gpu_metrics" not in (tmp_path / "threads.txt").read_text()
-    assert scalars(tmp_path, "gpu_0")["gpu/temperature"][-1].step >= 15
+    assert scalars(tmp_path, "gpu_0")["gpu/temperature"][-1].step >= 20
 
 
 def test_a_fork(run, tmp_path):
@@ -250,23 +250,35 @@ def test_steps_that_are_written(tmp_path, freq, steps):
 
 
 def test_a_long_last_validation_is_not_lost(tmp_path, monkeypatch):
-    """What is sampled in it has no other step to go to than the last, which is there already."""
-    monkeypatch.setattr(monitor, "SLOW_SECONDS", 0.0)  # The host is looked at each time.
+    """What is sampled in it has no other step to go to than the last."""
+    monkeypatch.setattr(monitor, "CATCH_UP_SECONDS", 0.05)  # The host is looked at each time.
 
-    class Lasts(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            time.sleep(0.1)
-
-        def on_test_end(self, logs=None):
+    class TakesMemory(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            held = np.ones(1 << 27, "uint8") if epoch == 1 else None
             time.sleep(0.5)
+            del held
 
     callback = km.GPUMetrics(tmp_path, interval=0.05)
     x, y = np.ones((64, 4)), np.ones((64, 2))
     options = {"validation_data": (x, y), "epochs": 2, "verbose": 0}
-    small_model().fit(x, y, callbacks=[callback, Lasts()], **options)
+    small_model().fit(x, y, callbacks=[callback, TakesMemory()], **options)
     found = scalars(tmp_path, "host")
-    assert [event.step for event in found["train/step_time"]][-1] == 4
-    assert [event.step for event in found["host/memory"]][-2:] == [4, 4]
+    for events in found.values():
+        steps = [event.step for event in events]
+        assert steps == sorted(set(steps))
+    before, last = found["host/memory_max"][-2:]
+    assert last.step == 4
+    assert last.value > before.value + 100
+
+
+def test_a_peak_between_two_looks_that_the_driver_has_forgotten_by_then(run, tmp_path):
+    """Its ring goes back two seconds; utilization and power are read once a second."""
+    run("seldom", num_gpus=1, KERAS_MGPU_TEST_PEAK="1.5")
+    found = scalars(tmp_path, "gpu_0")
+    assert found["gpu/utilization_max"][-1].step == 50
+    assert max(event.value for event in found["gpu/utilization_max"]) == 100
+    assert len(found["gpu/memory_used"]) <= 3  # These were looked at as seldom as asked for.
 
 
 def test_charts_are_grouped(tmp_path):
@@ -473,42 +485,53 @@ def test_structures_are_the_drivers(tmp_path):
 
 # The parts by themselves.
 
+POWER = "gpu_0", "gpu/power"
+
+
+def series_of_steps(*moments):
+    series = Series()
+    for moment in moments:
+        series.end_step(moment)
+    return series
+
 
 def test_samples_wait_for_their_step():
-    series = Series()
-    series.add([Sample("gpu_0", "gpu/power", t, t) for t in (1.0, 2.0, 3.0)])
-    (summary,) = series.take(2.0).values()
-    assert (summary.mean, summary.max, summary.last, summary.count) == (1.5, 2.0, 2.0, 2)
-    (summary,) = series.take(9.0).values()
-    assert (summary.mean, summary.count) == (3.0, 1)
-    assert series.take(99.0) == {}
+    series = series_of_steps(2.0, 2.5, 4.0)
+    series.add([Sample(*POWER, t, t) for t in (1.0, 5.0, 2.0, 3.0)])
+    first, second = series.take(2)
+    assert first[POWER] == Summary(total=3.0, count=2, max=2.0, last=2.0)
+    assert second == {}
+    series.end_step(9.0)
+    series.add([Sample(*POWER, 1.5, 7.0)])  # Too late for the first.
+    third, fourth = series.take(2)
+    assert third[POWER] == Summary(total=10.0, count=2, max=7.0, last=7.0)
+    assert fourth[POWER] == Summary(total=5.0, count=1, max=5.0, last=5.0)
+
+
+def test_the_last_step_gets_what_is_behind_it():
+    series = series_of_steps(2.0, 4.0)
+    series.add([Sample(*POWER, t, t) for t in (1.0, 3.0, 5.0, 4.5)])
+    series.add([Sample("gpu_1", "gpu/power", 9.0, 1.0)])
+    first, last = series.take_all()
+    assert first[POWER] == Summary(total=1.0, count=1, max=1.0, last=1.0)
+    assert last[POWER] == Summary(total=12.5, count=3, max=5.0, last=4.5)
+    assert last["gpu_1", "gpu/power"].count == 1
 
 
 def test_energy_is_shared_between_steps_by_time():
-    series = Series()
-    series.add([Sample("gpu_0", "gpu/energy", 10.0, 100.0, since=0.0)])
-    (summary,) = series.take(4.0).values()
-    assert summary.total == pytest.approx(40)
-    series.add([Sample("gpu_0", "gpu/energy", 12.0, 20.0, since=10.0)])
-    (summary,) = series.take(12.0).values()
-    assert summary.total == pytest.approx(80)
-
-
-def test_waiting_samples_take_no_room():
-    series = Series()
-    for number in range(10_000):
-        series.add([Sample("gpu_0", "gpu/power", number, number)])
-        series.fold()
-    assert series._new == []
-    (summary,) = series.take(1e9).values()
-    assert (summary.count, summary.max) == (10_000, 9_999)
+    energy = "gpu_0", "gpu/energy"
+    series = series_of_steps(4.0, 5.0, 11.0)
+    series.add([Sample(*energy, 10.0, 100.0, since=0.0), Sample(*energy, 12.0, 20.0, since=10.0)])
+    assert [taken[energy].total for taken in series.take(3)] == pytest.approx([40, 10, 60])
+    series.end_step(99.0)
+    assert [taken[energy].total for taken in series.take(1)] == pytest.approx([10])
 
 
 def test_imbalance_and_rates():
-    series = Series()
+    series = series_of_steps(1.0)
     series.add([Sample(f"gpu_{i}", "gpu/utilization", 0.0, 90.0 - 60 * i) for i in range(2)])
     rows = make_rows(
-        series.take(1.0),
+        *series.take(1),
         Progress(0, 0.0),
         Progress(10, 2.0, num_samples=320, between_steps=0.5),
         {metric.name for metric in catalogue.METRICS},

@@ -89,7 +89,7 @@ class GPUMetrics(keras.callbacks.Callback):
         self._workers = Workers()
         self._samples = SampleCount()
         self._length: EpochLength | None = None
-        self._step = 0
+        self._step = self._step_told = 0
         self._between_steps = self._end_of_step = self._last_told = 0.0
         self._first_of_call: int | None = None  # Until it ends.
         self._has_begun = False
@@ -130,6 +130,8 @@ class GPUMetrics(keras.callbacks.Callback):
         if not self._has_begun:
             self._begin()
         self._first_of_call = batch
+        if self._monitor is not None:
+            self._monitor.begun = self._step + 1
         if self._step >= self._next_profile and self._monitor and self._monitor.is_running:
             self._profile = Profile()
         self._between_steps += time.perf_counter() - self._end_of_step
@@ -151,14 +153,14 @@ class GPUMetrics(keras.callbacks.Callback):
             self._tell()
 
     def on_test_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        self._samples.pause(self.model)  # Validation resets what Keras has counted.
+        self._tell()  # What is sampled in a validation belongs to the next step.
+        self._samples.pause(self.model)  # And Keras counts its samples.
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._tell()
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
-        if self._has_begun:
-            self._tell()
+        self._tell()
         self._end()
 
     def _begin(self) -> None:
@@ -175,6 +177,7 @@ class GPUMetrics(keras.callbacks.Callback):
         self._first_profile = self._step + self._profiled_until + 1
         self._next_profile = self._first_profile if self._can_profile() else sys.maxsize
         self._end_of_step = self._last_told = time.perf_counter()
+        self._step_told = self._step
         self._monitor.start(self._progress())
 
     def _can_profile(self) -> bool:
@@ -203,10 +206,12 @@ class GPUMetrics(keras.callbacks.Callback):
         monitor.do_later(log)
 
     def _tell(self) -> None:
+        """Says that this step is to be written, if that was not said before."""
+        if self._monitor is None or self._step == self._step_told:
+            return
         self._samples.update(self.model)
-        self._last_told = time.perf_counter()
-        if self._monitor is not None:
-            self._monitor.progress = self._progress()
+        self._step_told, self._last_told = self._step, time.perf_counter()
+        self._monitor.tell(self._progress())
 
     def _progress(self) -> Progress:
         return Progress(self._step, clock.now(), self._samples.total, self._between_steps)

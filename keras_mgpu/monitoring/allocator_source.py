@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from keras_mgpu.monitoring import clock
 from keras_mgpu.monitoring.series import Sample
+from keras_mgpu.monitoring.source import Due
 
 MIB = 1 << 20
 FIELDS = {"allocator/used": "current", "allocator/peak": "peak"}
@@ -29,7 +30,9 @@ class AllocatorSource:
     def devices(self) -> Sequence[str]:
         return list(self._names.values())
 
-    def sample(self, slow_too: bool) -> list[Sample]:
+    def sample(self, due: Due) -> list[Sample]:
+        if not due.momentary:
+            return []
         now = clock.now()
         found = []
         for device, name in self._names.items():

@@ -80,7 +80,7 @@ NEEDS = {"gpu/energy_per_sample": "gpu/energy", "train/imbalance": "gpu/utilizat
 MANY = '"default", "all"'
 BY_NAME = {metric.name: metric for metric in METRICS}
 # Looked at once a second at most: what moves slowly, counters that lose nothing, and what takes
-# long to read.
+# long to read. Steps share by time what a counter has counted.
 SLOW = frozenset(
     [
         "gpu/memory_of_this_process",
@@ -93,6 +93,8 @@ SLOW = frozenset(
         "gpu/nvlink_received",
         "gpu/ecc_corrected",
         "gpu/ecc_uncorrected",
+        "gpu/energy",
+        "gpu/energy_per_sample",
         *(metric.name for metric in METRICS if metric.source == HOST),
     ]
 )

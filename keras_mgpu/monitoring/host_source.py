@@ -8,6 +8,7 @@ import psutil
 
 from keras_mgpu.monitoring import clock
 from keras_mgpu.monitoring.series import Sample
+from keras_mgpu.monitoring.source import Due
 
 DEVICE = "host"
 MIB = 1 << 20
@@ -44,8 +45,8 @@ class HostSource:
     def devices(self) -> Sequence[str]:
         return [DEVICE]
 
-    def sample(self, slow_too: bool) -> list[Sample]:
-        if not slow_too:  # The system counts processor time in hundredths of a second.
+    def sample(self, due: Due) -> list[Sample]:
+        if not due.slow:  # The system counts processor time in hundredths of a second.
             return []
         now = clock.now()
         found = [Sample(DEVICE, name, now, float(read())) for name, read in self._readers.items()]

@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 import queue
 import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from keras_mgpu.monitoring import clock
 from keras_mgpu.monitoring.event_files import EventFile
 from keras_mgpu.monitoring.rows import HOST, make_rows
-from keras_mgpu.monitoring.series import Series
-from keras_mgpu.monitoring.source import BREAK_SECONDS, Source
+from keras_mgpu.monitoring.series import Series, Summaries
+from keras_mgpu.monitoring.source import BREAK_SECONDS, Due, Source
 from keras_mgpu.monitoring.steps import Progress
 from keras_mgpu.monitoring.worker_times import WorkerTimes
 
 logger = logging.getLogger("keras_mgpu")
 JOIN_SECONDS = 10.0
 FLUSH_SECONDS = 5.0
-SLOW_SECONDS = 0.9  # Once a second, with looks that come a little early.
-NOTICE_SECONDS = 1.0  # How soon it sees that training has ended.
-_LOOKS = 5  # Before it believes that.
+# Drivers keep the samples of two seconds and more. All that came in is written just as often.
+CATCH_UP_SECONDS = 1.0
+_LOOKS = 5  # Before it believes that training has ended.
 
 
 class Monitor:
-    """Samples at an interval; at the steps that training tells of, writes all samples up to then.
+    """Samples at an interval, and writes the steps that training tells of.
+
+    A step is written when the next one has begun, or training has ended: whatever was sampled
+    behind the last step of all, as in a validation, belongs to it.
 
     Args:
         sources: What to sample.
         open_file: Makes the event file of a device.
-        interval: Seconds between two looks.
+        interval: Seconds between two looks at what is lost otherwise.
         metrics: Names of the metrics that are wanted.
         worker_times: How several workers compare themselves.
         is_training: Whether training goes on. If it has ended without a word, so does the thread.
@@ -52,25 +58,33 @@ class Monitor:
     ) -> None:
         self._sources = list(sources)
         self._open_file = open_file
-        self._interval = interval
         self._metrics = metrics
         self._worker_times = worker_times
         self._is_training = is_training
         self._on_end = on_end
+        self._looks_an_interval = math.ceil(interval / CATCH_UP_SECONDS)
+        self._seconds_a_look = interval / self._looks_an_interval
+        self._looks_to_catch_up = max(1, int(CATCH_UP_SECONDS / self._seconds_a_look))
         self._series = Series()
         self._files: dict[str, EventFile] = {}
         self._broken: set[str] = set()
         self._last_flush = time.monotonic()
-        self._last_slow = float("-inf")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpu_metrics", daemon=True)
         self._later: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        # Assigned by the training thread, read by this one.
-        self.progress = self._written = Progress(0, clock.now())
+        self._written = Progress(0, clock.now())
+        self._waiting: list[Progress] = []  # Steps to be written.
+        # What the training thread says: steps that have ended, and the last that has begun.
+        self._told: queue.SimpleQueue[Progress] = queue.SimpleQueue()
+        self.begun = 0
 
     def start(self, progress: Progress) -> None:
-        self.progress = self._written = progress
+        self._written, self.begun = progress, progress.step + 1
         self._thread.start()
+
+    def tell(self, progress: Progress) -> None:
+        """Says that a step, later than those before, is to be written."""
+        self._told.put(progress)
 
     def stop(self) -> None:
         """Writes what is left, and closes everything."""
@@ -98,67 +112,88 @@ class Monitor:
 
     def _run(self) -> None:
         try:
-            self._sample()  # What counters count from.
-            while self._wait() and self._is_training():
-                self._look()
-            self._look(is_last=True)
+            self._sample(Due())  # What counters count from.
+            for due in self._looks():
+                self._sample(due)
+                self._do_what_was_put_off()
+                if due.kept:
+                    self._catch_up()
+            self._sample(Due())
+            self._do_what_was_put_off()
+            self._write_all()
         except Exception:
             logger.exception("GPU metrics end here; training goes on.")
         finally:
             self._on_end()
             self._close()
 
-    def _wait(self) -> bool:
-        """Waits for the next look; whether there is one."""
-        until = time.monotonic() + self._interval
-        while (left := until - time.monotonic()) > 0 and self._is_training():
-            if self._stop.wait(min(left, NOTICE_SECONDS)):
-                return False
-        return not self._stop.is_set()
+    def _looks(self) -> Iterator[Due]:
+        """What is due at each look, at the time of the look, until training has ended."""
+        moment = time.monotonic()
+        for number in itertools.count(1):
+            moment = max(moment + self._seconds_a_look, time.monotonic())
+            if self._stop.wait(moment - time.monotonic()) or not self._is_training():
+                return
+            yield Due(
+                momentary=number % self._looks_an_interval == 0,
+                kept=number % self._looks_to_catch_up == 0,
+            )
+
+    def _sample(self, due: Due) -> None:
+        while not self._told.empty():
+            self._wait_for(self._told.get())
+        for source in list(self._sources):
+            try:
+                self._series.add(source.sample(due))
+            except Exception as error:
+                self._sources.remove(source)
+                logger.warning("%s tells nothing any more: %s", type(source).__name__, error)
+
+    def _catch_up(self) -> None:
+        steps = [step for step in self._waiting if step.step < self.begun]
+        if steps:
+            self._write(steps, self._series.take(len(steps)))
+        if time.monotonic() - self._last_flush > FLUSH_SECONDS:
+            self._last_flush = time.monotonic()
+            for device in list(self._files):
+                self._try(device, EventFile.flush)
+
+    def _write_all(self) -> None:
+        last = (self._written, *self._waiting)[-1]
+        if last.step < self.begun:  # It has begun, and failed.
+            self._wait_for(replace(last, step=self.begun))
+        self._write(self._waiting, self._series.take_all())
+
+    def _wait_for(self, step: Progress) -> None:
+        self._waiting.append(step)
+        self._series.end_step(step.time)
+
+    def _do_what_was_put_off(self) -> None:
+        while not self._later.empty():
+            _do(self._later.get())
+
+    def _write(self, steps: Sequence[Progress], sums: Sequence[Summaries]) -> None:
+        """Writes the first of the steps that wait, with what was sampled in each."""
+        rows = [
+            make_rows(taken, before, now, self._metrics)
+            for taken, before, now in zip(sums, [self._written, *steps], steps)
+        ]
+        if self._worker_times is not None:
+            times = self._worker_times.compare(self._written, steps[-1])
+            row = rows[-1].setdefault(HOST, {})
+            row.update({name: each for name, each in times.items() if name in self._metrics})
+        for step, devices in zip(steps, rows):
+            for device, values in devices.items():
+                self.write(device, values, step.step, step.time)
+            time.sleep(BREAK_SECONDS)
+        self._written = steps[-1]
+        self._waiting = self._waiting[len(steps) :]
 
     def _close(self) -> None:
         for source in self._sources:
             source.close()
         for device in list(self._files):
             self._try(device, EventFile.close)
-
-    def _look(self, is_last: bool = False) -> None:
-        self._sample(is_last)
-        while not self._later.empty():
-            _do(self._later.get())
-        now = self.progress
-        # A last validation has no step behind it, and counts for the one before.
-        is_validated = is_last and clock.now() - self._written.time > self._interval
-        if now.step > self._written.step or is_validated:
-            self._write(now, float("inf") if is_last else now.time)
-        else:
-            self._series.fold()
-        if time.monotonic() - self._last_flush > FLUSH_SECONDS:
-            self._last_flush = time.monotonic()
-            for device in list(self._files):
-                self._try(device, EventFile.flush)
-
-    def _sample(self, is_last: bool = False) -> None:
-        slow_too = is_last or time.monotonic() - self._last_slow > SLOW_SECONDS
-        if slow_too:
-            self._last_slow = time.monotonic()
-        for source in list(self._sources):
-            try:
-                self._series.add(source.sample(slow_too))
-            except Exception as error:
-                self._sources.remove(source)
-                logger.warning("%s tells nothing any more: %s", type(source).__name__, error)
-
-    def _write(self, now: Progress, until: float) -> None:
-        rows = make_rows(self._series.take(until), self._written, now, self._metrics)
-        if self._worker_times is not None:
-            times = self._worker_times.compare(self._written, now)
-            row = rows.setdefault(HOST, {})
-            row.update({name: each for name, each in times.items() if name in self._metrics})
-        for device, values in rows.items():
-            self.write(device, values, now.step, now.time)
-            time.sleep(BREAK_SECONDS)
-        self._written = now
 
     def _try(self, device: str, work: Callable[[EventFile], None]) -> None:
         """Does something with the file of a device; if it fails, the others go on."""

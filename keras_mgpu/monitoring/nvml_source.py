@@ -6,6 +6,7 @@ not missed. The package `nvidia-ml-py` (the extra `nvidia`) is loaded only when 
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import time
@@ -13,10 +14,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from keras_mgpu.monitoring import clock, visible
 from keras_mgpu.monitoring.catalogue import SLOW
 from keras_mgpu.monitoring.series import Sample
-from keras_mgpu.monitoring.source import BREAK_SECONDS
+from keras_mgpu.monitoring.source import BREAK_SECONDS, Due
 
 logger = logging.getLogger("keras_mgpu")
 MIB = 1 << 20
@@ -47,6 +50,29 @@ def open_source(
         return None
     names = [f"{prefix}_{index}" for index in range(len(handles))]
     return NvmlSource(pynvml, dict(zip(names, handles)), metrics)
+
+
+def _forms_of_samples(nvml: Any) -> dict[int, np.dtype[Any]]:
+    """For each type of value, how a sample of a ring lies in memory."""
+    fields = {
+        nvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
+        nvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
+        nvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
+        nvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
+        nvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
+    }
+    sample, types = nvml.c_nvmlSample_t, dict(nvml.c_nvmlValue_t._fields_)
+    return {
+        kind: np.dtype(
+            {
+                "names": ["time", "value"],
+                "formats": [np.dtype(dict(sample._fields_)["timeStamp"]), np.dtype(types[name])],
+                "offsets": [sample.timeStamp.offset, sample.sampleValue.offset],
+                "itemsize": ctypes.sizeof(sample),
+            }
+        )
+        for kind, name in fields.items()
+    }
 
 
 def _say(buses: Sequence[str], what: str) -> None:
@@ -93,13 +119,7 @@ class NvmlSource:
             "gpu/power": (nvml.NVML_TOTAL_POWER_SAMPLES, 1e-3),
         }
         self._rings = {name: ring for name, ring in rings.items() if name in self._metrics}
-        self._fields = {
-            nvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
-            nvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
-            nvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
-            nvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
-            nvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
-        }
+        self._forms = _forms_of_samples(nvml)
         self._missing: dict[str, list[str]] = {}
         begin = time.time()
         for gpu in self._gpus:
@@ -109,16 +129,19 @@ class NvmlSource:
     def devices(self) -> Sequence[str]:
         return [gpu.name for gpu in self._gpus]
 
-    def sample(self, slow_too: bool) -> list[Sample]:
+    def sample(self, due: Due) -> list[Sample]:
         found: list[Sample] = []
         for gpu in list(self._gpus):
             try:
-                found += self._ring_samples(gpu)
-                found += self._polled(gpu, slow_too)
+                if due.kept:
+                    found += self._ring_samples(gpu)
+                if due.momentary:
+                    found += self._polled(gpu, due.slow)
             except self._nvml.NVMLError as error:
                 self._gpus.remove(gpu)
                 logger.warning("%s is lost to the logs: %s. The others go on.", gpu.name, error)
-            time.sleep(BREAK_SECONDS)
+            if due.kept:
+                time.sleep(BREAK_SECONDS)
         self._say_what_is_missing()
         return found
 
@@ -134,23 +157,27 @@ class NvmlSource:
         now = int(time.time() * 1e6)
         offset = clock.from_system(0.0)
         for name in list(gpu.seen):
-            ring, factor = self._rings[name]
+            kind_of_ring, factor = self._rings[name]
             gpu.seen[name] = min(gpu.seen[name], now)  # The system's clock may have been set back.
             try:
-                kind, samples = self._nvml.nvmlDeviceGetSamples(gpu.handle, ring, gpu.seen[name])
+                kind, samples = self._nvml.nvmlDeviceGetSamples(
+                    gpu.handle, kind_of_ring, gpu.seen[name]
+                )
             except self._nvml.NVMLError_NotFound:
                 continue  # Nothing new.
             except self._nvml.NVMLError_NotSupported:
                 del gpu.seen[name]
                 gpu.readers[name] = self._instead_of_ring(name)
                 continue
-            field_of_value = self._fields.get(kind, "uiVal")
-            for sample in samples:
-                stamp = sample.timeStamp  # Every look into a structure takes a microsecond.
-                if stamp > gpu.seen[name]:
-                    gpu.seen[name] = stamp
-                    value = getattr(sample.sampleValue, field_of_value) * factor
-                    yield Sample(gpu.name, name, offset + stamp / 1e6, value)
+            if not samples:
+                continue
+            # All of them lie in one array: to look into each would take microseconds.
+            ring = np.frombuffer(samples[0]._b_base_, self._forms[kind], len(samples))
+            ring = ring[ring["time"] > gpu.seen[name]]
+            gpu.seen[name] = int(ring["time"].max(initial=gpu.seen[name]))
+            times, values = offset + ring["time"] / 1e6, ring["value"] * factor
+            for moment, value in zip(times.tolist(), values.tolist()):
+                yield Sample(gpu.name, name, moment, value)
 
     def _instead_of_ring(self, name: str) -> Reader:
         nvml = self._nvml
@@ -161,7 +188,8 @@ class NvmlSource:
 
     # What is asked for at each look.
 
-    def _polled(self, gpu: _Gpu, slow_too: bool) -> Iterator[Sample]:
+    def _polled(self, gpu: _Gpu, slow_too: bool) -> list[Sample]:
+        found = []
         for name, read in list(gpu.readers.items()):
             if name in self._slow_readers and not slow_too:
                 continue
@@ -177,19 +205,11 @@ class NvmlSource:
                 self._missing.setdefault(gpu.name, []).append(name)
                 continue
             for metric, value in values.items():
-                if metric in self._metrics:
-                    yield from self._as_sample(gpu, metric, now, value)
-
-    def _as_sample(self, gpu: _Gpu, metric: str, now: float, value: float) -> Iterator[Sample]:
-        if metric not in _COUNTERS:
-            yield Sample(gpu.name, metric, now, float(value))
-            return
-        then, before = gpu.counters.get(metric, (now, value))
-        gpu.counters[metric] = now, value
-        if now > then and metric == "gpu/energy":
-            yield Sample(gpu.name, metric, now, value - before, since=then)
-        elif now > then:
-            yield Sample(gpu.name, metric, now, (value - before) / (now - then))
+                if metric in _COUNTERS:
+                    found += _counted(gpu, metric, now, value)
+                elif metric in self._metrics:
+                    found.append(Sample(gpu.name, metric, now, float(value)))
+        return found
 
     def _readers(self) -> dict[str, Reader]:
         """What can be asked, by the metric that it is asked for first."""
@@ -311,7 +331,20 @@ class NvmlSource:
         self._missing = {}
 
 
-_COUNTERS = ("gpu/nvlink_sent", "gpu/nvlink_received", "gpu/energy")
+_COUNTERS = frozenset(["gpu/nvlink_sent", "gpu/nvlink_received", "gpu/energy"])
+
+
+def _counted(gpu: _Gpu, metric: str, now: float, count: float) -> list[Sample]:
+    """What a counter has counted since it was read before: energy, or traffic a second."""
+    then, before = gpu.counters.get(metric, (now, count))
+    gpu.counters[metric] = now, count
+    if now <= then:
+        return []
+    if metric == "gpu/energy":
+        return [Sample(gpu.name, metric, now, count - before, since=then)]
+    return [Sample(gpu.name, metric, now, (count - before) / (now - then))]
+
+
 _GPM = {
     "gpu/sm_active": "NVML_GPM_METRIC_SM_UTIL",
     "gpu/sm_occupancy": "NVML_GPM_METRIC_SM_OCCUPANCY",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,15 +27,17 @@ class Sample(NamedTuple):
     value: float
     since: float | None = None
 
-    def split(self, moment: float) -> tuple[Sample | None, Sample | None]:
-        """What belongs before a moment, and what behind it."""
-        if self.time <= moment:
-            return self, None
-        if self.since is None or self.since >= moment:
-            return None, self
-        part = self.value * (moment - self.since) / (self.time - self.since)
-        before = self._replace(time=moment, value=part)
-        return before, self._replace(since=moment, value=self.value - part)
+    def cut(self, moments: Sequence[float]) -> list[Sample]:
+        """An amount, cut into what came together before, between and behind these moments."""
+        begin = self.time if self.since is None else self.since
+        inside = moments[bisect_right(moments, begin) : bisect_left(moments, self.time)]
+        if not inside:
+            return [self]
+        rate = self.value / (self.time - begin)
+        return [
+            self._replace(since=since, time=until, value=rate * (until - since))
+            for since, until in zip((begin, *inside), (*inside, self.time))
+        ]
 
 
 @dataclass
@@ -53,42 +56,54 @@ class Summary:
             self.max = value
         self.last = value
 
+    def add_all(self, later: Summary) -> None:
+        self.total += later.total
+        self.count += later.count
+        self.max = max(self.max, later.max)
+        self.last = later.last
+
     @property
     def mean(self) -> float:
         return self.total / self.count
 
 
+Summaries = dict[Key, Summary]
+
+
 class Series:
-    """Sums up samples until a step takes them: each is taken once, and none is lost."""
+    """Sums up samples for the steps they were taken in: each is taken once, and none is lost.
+
+    A sample that comes in late, when its step was taken already, counts for the next one.
+    """
 
     def __init__(self) -> None:
-        self._sums: dict[Key, Summary] = {}
-        self._new: list[Sample] = []
+        self._moments: list[float] = []  # When each step ended.
+        self._sums: list[Summaries] = [{}]  # Of each step, and of what is behind them.
+
+    def end_step(self, moment: float) -> None:
+        """What is sampled from this moment on belongs to another step."""
+        self._moments.append(moment)
+        self._sums.append({})
 
     def add(self, samples: Iterable[Sample]) -> None:
-        self._new.extend(samples)
+        for sample in samples:
+            for part in (sample,) if sample.since is None else sample.cut(self._moments):
+                sums = self._sums[bisect_left(self._moments, part.time)]
+                key = part.device, part.metric
+                if key not in sums:
+                    sums[key] = Summary()
+                sums[key].add(part.value)
 
-    def take(self, until: float) -> Mapping[Key, Summary]:
-        """Everything sampled up to a moment; the rest waits for the next step."""
-        rest = []
-        for sample in self._new:
-            before, behind = sample.split(until)
-            if before is not None:
-                self._sum(before)
-            if behind is not None:
-                rest.append(behind)
-        taken, self._sums, self._new = self._sums, {}, rest
-        self.fold()
+    def take(self, num_steps: int) -> list[Summaries]:
+        """What the first steps came to."""
+        taken = self._sums[:num_steps]
+        del self._sums[:num_steps], self._moments[:num_steps]
         return taken
 
-    def fold(self) -> None:
-        """Sums up what has come in; right when no step is to come that ended before it."""
-        for sample in self._new:
-            self._sum(sample)
-        self._new = []
-
-    def _sum(self, sample: Sample) -> None:
-        key = sample.device, sample.metric
-        if key not in self._sums:
-            self._sums[key] = Summary()
-        self._sums[key].add(sample.value)
+    def take_all(self) -> list[Summaries]:
+        """What all steps came to, the last one with everything behind it."""
+        *taken, behind = self._sums
+        for key, summary in behind.items():
+            taken[-1].setdefault(key, Summary()).add_all(summary)
+        self._moments, self._sums = [], [{}]
+        return taken

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from keras_mgpu.monitoring.series import Sample
 
 # After each device, for the training thread: it would wait for the interpreter otherwise.
 BREAK_SECONDS = 0.0003
+
+
+class Due(NamedTuple):
+    """What it is time to ask for.
+
+    Args:
+        momentary: What is lost if it is not asked for: the state of this moment.
+        kept: What somebody has kept since the last time, such as the driver's ring of samples.
+    """
+
+    momentary: bool = True
+    kept: bool = True
+
+    @property
+    def slow(self) -> bool:
+        """What moves slowly, loses nothing, or takes long to read: `catalogue.SLOW`."""
+        return self.momentary and self.kept
 
 
 class Source(Protocol):
@@ -21,8 +38,8 @@ class Source(Protocol):
     def devices(self) -> Sequence[str]:
         """Names of its devices, such as `"gpu_0"`."""
 
-    def sample(self, slow_too: bool) -> list[Sample]:
-        """Everything measured since it was last asked; slow metrics only if they are due."""
+    def sample(self, due: Due) -> list[Sample]:
+        """Everything that is due."""
 
     def close(self) -> None:
         """Gives back what it holds."""

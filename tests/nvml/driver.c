@@ -1,7 +1,8 @@
 /* A stand-in for NVIDIA's driver library with NVML's ABI: GPUs whose curves are known.
 
    KERAS_MGPU_TEST_GPUS says how many there are. GPU i has
-     utilization   sawtooth 0, 10, …, 90 % every 20 ms, plus i; ring of the last 100 samples
+     utilization   sawtooth 0, 10, …, 90 % every 20 ms, plus i; ring of the last 100 samples;
+                   100 % in one of them, KERAS_MGPU_TEST_PEAK seconds after the library was begun
      power         100 W + 10 W * i, in the ring too
      memory        80 GiB in all, (i + 1) GiB used: half by this process, half by another
      temperature   40 °C + i
@@ -67,6 +68,7 @@ static struct gpu gpus[16];
 static struct gpu migs[2] = {{4, 1}, {4, 2}};
 static int num_gpus = 0;
 static double lost_since = 0;
+static double begun = 0;
 
 static double clock_offset = 0; /* Rings go by the system's clock, which may be set. */
 void test_set_clock(long long seconds) { clock_offset = seconds; }
@@ -96,6 +98,7 @@ static nvmlReturn_t ask(nvmlDevice_t gpu) {
 nvmlReturn_t nvmlInitWithFlags(unsigned int flags) {
   const char *count = getenv("KERAS_MGPU_TEST_GPUS");
   num_gpus = count ? atoi(count) : 1;
+  begun = now();
   for (int i = 0; i < num_gpus; i++) gpus[i].index = i;
   return SUCCESS;
 }
@@ -144,6 +147,12 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device) {
   return NOT_FOUND;
 }
 
+static unsigned int utilization(nvmlDevice_t gpu, unsigned long long tick) {
+  const char *peak = getenv("KERAS_MGPU_TEST_PEAK");
+  if (peak && tick == (unsigned long long)((begun + atof(peak)) * 1e6) / PERIOD) return 100;
+  return 10 * (tick % 10) + gpu->index;
+}
+
 nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t gpu, int type, unsigned long long since,
                                   int *value_type, unsigned int *count, sample_t *samples) {
   nvmlReturn_t result = ask(gpu);
@@ -158,7 +167,7 @@ nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t gpu, int type, unsigned long long
       samples[found].time = time;
       samples[found].value.ull = 0;
       samples[found].value.ui = type == POWER_SAMPLES ? 100000 + 10000 * gpu->index
-                                : type == UTILIZATION_SAMPLES ? 10 * (tick % 10) + gpu->index
+                                : type == UTILIZATION_SAMPLES ? utilization(gpu, tick)
                                                               : 50;
     }
     found++;
