@@ -24,7 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import keras_mgpu as km
 from keras_mgpu.monitoring import catalogue, monitor, nvml_source, visible
 from keras_mgpu.monitoring.rows import make_rows
-from keras_mgpu.monitoring.series import Sample, Series, Summary
+from keras_mgpu.monitoring.series import Sample, Samples, Series, Summary
 from keras_mgpu.monitoring.steps import Progress
 
 HERE = Path(__file__).parent
@@ -506,6 +506,20 @@ def test_samples_wait_for_their_step():
     third, fourth = series.take(2)
     assert third[POWER] == Summary(total=10.0, count=2, max=7.0, last=7.0)
     assert fourth[POWER] == Summary(total=5.0, count=1, max=5.0, last=5.0)
+
+
+def test_kept_samples_go_to_the_same_steps_as_single_ones():
+    rng = np.random.default_rng(0)
+    times = sorted(rng.integers(0, 100, 200) / 10)
+    values = list(rng.standard_normal(200))
+    moments = (-1.0, 0.05, 2.0, 2.0, 5.5, 9.0)
+    kept, single = series_of_steps(*moments), series_of_steps(*moments)
+    kept.add([Samples(*POWER, times, values)])
+    single.add([Sample(*POWER, *each) for each in zip(times, values)])
+    for one, other in zip(kept.take_all(), single.take_all(), strict=True):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert vars(one[key]) == pytest.approx(vars(other[key]))
 
 
 def test_the_last_step_gets_what_is_behind_it():

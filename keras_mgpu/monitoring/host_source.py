@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import psutil
 
@@ -22,6 +22,7 @@ class HostSource:
     """
 
     def __init__(self, metrics: Collection[str]) -> None:
+        self._metrics = metrics
         self._process = psutil.Process()
         readers: dict[str, Callable[[], float]] = {
             "host/cpu": lambda: self._process.cpu_percent(),
@@ -29,14 +30,15 @@ class HostSource:
             "host/memory_free": lambda: psutil.virtual_memory().available / MIB,
             "host/threads": lambda: self._process.num_threads(),
         }
-        counters: dict[str, Callable[[], float]] = {
-            "host/disk_read": lambda: self._process.io_counters().read_bytes / 1e6,
-            "host/disk_written": lambda: self._process.io_counters().write_bytes / 1e6,
-            "host/network_sent": lambda: psutil.net_io_counters().bytes_sent / 1e6,
-            "host/network_received": lambda: psutil.net_io_counters().bytes_recv / 1e6,
-        }
         self._readers = {name: read for name, read in readers.items() if name in metrics}
-        self._counters = {name: read for name, read in counters.items() if name in metrics}
+        self._counters = [
+            read
+            for read, names in {
+                self._disk: ("host/disk_read", "host/disk_written"),
+                self._network: ("host/network_sent", "host/network_received"),
+            }.items()
+            if any(name in metrics for name in names)
+        ]
         self._before: dict[str, tuple[float, float]] = {}
         if "host/cpu" in self._readers:
             self._process.cpu_percent()  # The first call has nothing to compare with.
@@ -50,16 +52,31 @@ class HostSource:
             return []
         now = clock.now()
         found = [Sample(DEVICE, name, now, float(read())) for name, read in self._readers.items()]
-        for name, read in self._counters.items():
+        for read in self._counters:
             try:
-                count = float(read())
+                counts = read()
             except (psutil.Error, AttributeError, OSError):
                 continue  # Not every system counts these.
-            then, before = self._before.get(name, (now, count))
-            self._before[name] = now, count
-            if now > then:
-                found.append(Sample(DEVICE, name, now, (count - before) / (now - then)))
+            for name, count in counts.items():
+                then, before = self._before.get(name, (now, count))
+                self._before[name] = now, count
+                if now > then and name in self._metrics:
+                    found.append(Sample(DEVICE, name, now, (count - before) / (now - then)))
         return found
 
     def close(self) -> None:
         self._before.clear()
+
+    def _disk(self) -> Mapping[str, float]:
+        counts = self._process.io_counters()
+        return {
+            "host/disk_read": counts.read_bytes / 1e6,
+            "host/disk_written": counts.write_bytes / 1e6,
+        }
+
+    def _network(self) -> Mapping[str, float]:
+        counts = psutil.net_io_counters()
+        return {
+            "host/network_sent": counts.bytes_sent / 1e6,
+            "host/network_received": counts.bytes_recv / 1e6,
+        }

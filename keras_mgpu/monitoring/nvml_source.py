@@ -18,7 +18,7 @@ import numpy as np
 
 from keras_mgpu.monitoring import clock, visible
 from keras_mgpu.monitoring.catalogue import SLOW
-from keras_mgpu.monitoring.series import Sample
+from keras_mgpu.monitoring.series import Sample, Samples
 from keras_mgpu.monitoring.source import BREAK_SECONDS, Due
 
 logger = logging.getLogger("keras_mgpu")
@@ -129,8 +129,8 @@ class NvmlSource:
     def devices(self) -> Sequence[str]:
         return [gpu.name for gpu in self._gpus]
 
-    def sample(self, due: Due) -> list[Sample]:
-        found: list[Sample] = []
+    def sample(self, due: Due) -> list[Sample | Samples]:
+        found: list[Sample | Samples] = []
         for gpu in list(self._gpus):
             try:
                 if due.kept:
@@ -153,7 +153,7 @@ class NvmlSource:
 
     # The driver's rings.
 
-    def _ring_samples(self, gpu: _Gpu) -> Iterator[Sample]:
+    def _ring_samples(self, gpu: _Gpu) -> Iterator[Samples]:
         now = int(time.time() * 1e6)
         offset = clock.from_system(0.0)
         for name in list(gpu.seen):
@@ -174,10 +174,10 @@ class NvmlSource:
             # All of them lie in one array: to look into each would take microseconds.
             ring = np.frombuffer(samples[0]._b_base_, self._forms[kind], len(samples))
             ring = ring[ring["time"] > gpu.seen[name]]
+            ring = ring[np.argsort(ring["time"])]
             gpu.seen[name] = int(ring["time"].max(initial=gpu.seen[name]))
             times, values = offset + ring["time"] / 1e6, ring["value"] * factor
-            for moment, value in zip(times.tolist(), values.tolist()):
-                yield Sample(gpu.name, name, moment, value)
+            yield Samples(gpu.name, name, times.tolist(), values.tolist())
 
     def _instead_of_ring(self, name: str) -> Reader:
         nvml = self._nvml

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ Key = tuple[str, str]  # Device and metric.
 
 
 class Sample(NamedTuple):
-    """One number. There are thousands in a second: a tuple is made faster than a dataclass.
+    """One number. There are hundreds in a second: a tuple is made faster than a dataclass.
 
     Args:
         device: Whose.
@@ -38,6 +39,22 @@ class Sample(NamedTuple):
             self._replace(since=since, time=until, value=rate * (until - since))
             for since, until in zip((begin, *inside), (*inside, self.time))
         ]
+
+
+class Samples(NamedTuple):
+    """Numbers that somebody has kept, such as the driver.
+
+    Args:
+        device: Whose.
+        metric: Name of the metric.
+        times: When, ascending, in seconds since 1970.
+        values: How much at each of them.
+    """
+
+    device: str
+    metric: str
+    times: Sequence[float]
+    values: Sequence[float]
 
 
 @dataclass
@@ -85,14 +102,24 @@ class Series:
         self._moments.append(moment)
         self._sums.append({})
 
-    def add(self, samples: Iterable[Sample]) -> None:
+    def add(self, samples: Iterable[Sample | Samples]) -> None:
         for sample in samples:
-            for part in (sample,) if sample.since is None else sample.cut(self._moments):
-                sums = self._sums[bisect_left(self._moments, part.time)]
-                key = part.device, part.metric
-                if key not in sums:
-                    sums[key] = Summary()
-                sums[key].add(part.value)
+            if isinstance(sample, Samples):
+                self._add_kept(sample)
+            else:
+                for part in (sample,) if sample.since is None else sample.cut(self._moments):
+                    sums = self._sums[bisect_left(self._moments, part.time)]
+                    _summary(sums, part).add(part.value)
+
+    def _add_kept(self, samples: Samples) -> None:
+        begin = 0
+        for moment, sums in zip((*self._moments, math.inf), self._sums):
+            end = bisect_right(samples.times, moment, begin)
+            if end > begin:
+                values = samples.values[begin:end]
+                summary = Summary(sum(values), len(values), max(values), values[-1])
+                _summary(sums, samples).add_all(summary)
+            begin = end
 
     def take(self, num_steps: int) -> list[Summaries]:
         """What the first steps came to."""
@@ -107,3 +134,10 @@ class Series:
             taken[-1].setdefault(key, Summary()).add_all(summary)
         self._moments, self._sums = [], [{}]
         return taken
+
+
+def _summary(sums: Summaries, sample: Sample | Samples) -> Summary:
+    key = sample.device, sample.metric
+    if key not in sums:
+        sums[key] = Summary()
+    return sums[key]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from keras_mgpu.monitoring.series import Sample
+from keras_mgpu.monitoring.series import Sample, Samples
 
 # After each device, for the training thread: it would wait for the interpreter otherwise.
 BREAK_SECONDS = 0.0003
@@ -38,7 +38,7 @@ class Source(Protocol):
     def devices(self) -> Sequence[str]:
         """Names of its devices, such as `"gpu_0"`."""
 
-    def sample(self, due: Due) -> list[Sample]:
+    def sample(self, due: Due) -> Sequence[Sample | Samples]:
         """Everything that is due."""
 
     def close(self) -> None:
