@@ -11,7 +11,7 @@ import re
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -23,6 +23,7 @@ from keras.src.losses.loss import apply_mask
 from keras.src.models.functional import Functional
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from keras.src.trainers.compile_utils import CompileLoss
+from keras.src.trainers.epoch_iterator import EpochIterator
 from keras.src.utils.naming import to_snake_case
 from keras.src.utils.tracking import no_automatic_dependency_tracking
 
@@ -263,8 +264,12 @@ def optimizer_variables(optimizer: Any) -> list[keras.Variable]:
 
 
 def steps_of(optimizer: Any) -> int:
-    """Steps that an optimizer has taken; 0 without one."""
-    return 0 if optimizer is None else int(optimizer.iterations.numpy())
+    """Batches that an optimizer was given; 0 without one.
+
+    With accumulated gradients Keras's `iterations` are updates, of which there are fewer.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return 0 if inner is None else int(inner._iterations.numpy())
 
 
 def global_seed_state() -> keras.Variable | None:
@@ -279,13 +284,26 @@ class TrainingCall:
 
     Args:
         callbacks: All callbacks of the run, itself among them.
-        code: The code of `fit`, or of the loop that drives the callbacks.
-        names: The local names there: `fit` has `x` and `epoch_iterator`.
+        frame: That of `fit`, or of the loop that drives the callbacks.
     """
 
     callbacks: tuple[Any, ...] = ()
-    code: types.CodeType | None = None
-    names: Mapping[str, Any] = field(default_factory=dict)
+    frame: types.FrameType | None = None
+
+    @property
+    def code(self) -> types.CodeType | None:
+        return None if self.frame is None else self.frame.f_code
+
+    @property
+    def names(self) -> Mapping[str, Any]:
+        """The local names there; `fit` has `x`."""
+        return {} if self.frame is None else self.frame.f_locals
+
+    @property
+    def epoch_iterator(self) -> Any:
+        """What gives `fit` its batches; a loop of one's own has none."""
+        iterator = self.names.get("epoch_iterator")
+        return iterator if isinstance(iterator, EpochIterator) else None
 
 
 def training_call() -> TrainingCall:
@@ -300,10 +318,7 @@ def training_call() -> TrainingCall:
         if isinstance(owner, keras.callbacks.CallbackList):
             while frame is not None and frame.f_locals.get("self") is owner:
                 frame = frame.f_back
-            callbacks = tuple(owner.callbacks)
-            if frame is None:
-                return TrainingCall(callbacks)
-            return TrainingCall(callbacks, frame.f_code, dict(frame.f_locals))
+            return TrainingCall(tuple(owner.callbacks), frame)
         frame = frame.f_back
     return TrainingCall()
 
@@ -359,6 +374,11 @@ class EpochLength:
         length = None if self.is_stream else self._iterator._num_batches
         return (last if length is None else min(last, length - 1)) - first + 1
 
+    def is_last(self, batch: int) -> bool:
+        """Whether an epoch is known to end with a batch."""
+        length = self._iterator.steps_per_epoch or self._iterator._num_batches
+        return length is not None and batch + 1 >= length
+
     def shorten(self, num_trained: int, logs: Mapping[str, float]) -> None:
         """For an epoch of which so many batches are trained, the last of them with these logs."""
         results = self._model._get_metrics_result_or_logs
@@ -402,8 +422,16 @@ def num_samples_counted(model: Any) -> list[int]:
     As Keras counts them for the loss; a model with a `train_step` of its own may not.
     """
     count = getattr(getattr(model, "_loss_tracker", None), "count", None)
-    if count is None:
-        return [0]
-    # The training thread waits for this; `numpy()` would take three times as long.
+    return [0] if count is None else [int(value) for value in _read(count)]
+
+
+def loss_summed(model: Any) -> float:
+    """The sum of losses that goes with `num_samples_counted`."""
+    total = getattr(getattr(model, "_loss_tracker", None), "total", None)
+    return 0.0 if total is None else sum(float(value) for value in _read(total))
+
+
+def _read(variable: Any) -> list[tf.Tensor]:
+    """For a training thread that waits: `numpy()` would take three times as long."""
     read = tf.raw_ops.ReadVariableOp
-    return [int(read(resource=copy.handle, dtype=copy.dtype)) for copy in copies_of(count)]
+    return [read(resource=copy.handle, dtype=copy.dtype) for copy in copies_of(variable)]

@@ -8,6 +8,7 @@ import ctypes
 import inspect
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -279,6 +280,12 @@ def test_a_peak_between_two_looks_that_the_driver_has_forgotten_by_then(run, tmp
     assert found["gpu/utilization_max"][-1].step == 50
     assert max(event.value for event in found["gpu/utilization_max"]) == 100
     assert len(found["gpu/memory_used"]) <= 3  # These were looked at as seldom as asked for.
+    # Energy is cut where steps end, all the same.
+    seconds = {e.step: e.value / 1000 for e in scalars(tmp_path, "host")["train/step_time"]}
+    watts = {event.step: event.value / seconds[event.step] for event in found["gpu/energy"]}
+    assert watts.keys() == seconds.keys()
+    del watts[max(watts)]  # It has the end of training, too.
+    assert list(watts.values()) == pytest.approx([100] * len(watts), rel=0.1)
 
 
 def test_charts_are_grouped(tmp_path):
@@ -336,6 +343,113 @@ def test_a_loop_that_keras_counts_nothing_for(tmp_path):
     found = scalars(tmp_path, "host")
     assert found["train/step_time"][-1].step == 22  # Two were trained before.
     assert "train/samples_per_second" not in found
+
+
+class Sleeps(keras.callbacks.Callback):
+    """Steps of some length; the run may end in the middle of one."""
+
+    def __init__(self, seconds=0.05, fails_at=None):
+        super().__init__()
+        self.seconds, self.fails_at, self.num_begun = seconds, fails_at, 0
+
+    def on_train_batch_begin(self, batch, logs=None):
+        time.sleep(self.seconds)
+        self.num_begun += 1
+        if self.num_begun == self.fails_at:
+            raise KeyboardInterrupt
+
+
+def assert_steps(folder, last):
+    """Every tag has each of its steps once, in order, and the last one."""
+    for tag, events in scalars(folder, "host").items():
+        steps = [event.step for event in events]
+        assert steps == sorted(set(steps)), tag
+        if not tag.startswith(("host/disk", "host/network", "profile/")):
+            assert steps[-1] == last, tag
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize("kind", ["generator", "filtered"])
+def test_data_of_unknown_length_has_no_further_step(tmp_path, kind):
+    """Keras begins a batch before it knows that there is none."""
+    data = tf.data.Dataset.from_tensor_slices((np.ones((12, 4)), np.ones((12, 2)))).batch(4)
+    data = data.filter(lambda x, y: True) if kind == "filtered" else batches([4] * 3, 0.0)
+    callbacks = [Sleeps(), km.GPUMetrics(tmp_path, interval=0.02, timeline_every=1)]
+    num_epochs = 3 if kind == "filtered" else 1
+    options = {"validation_data": (np.ones((8, 4)), np.ones((8, 2))), "epochs": num_epochs}
+    small_model().fit(data, verbose=0, shuffle=False, callbacks=callbacks, **options)
+    assert_steps(tmp_path, 3 * num_epochs)
+    tf.profiler.experimental.start(str(tmp_path / "mine"))  # None was left running.
+    tf.profiler.experimental.stop()
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_fit_that_is_interrupted_and_tried_again(tmp_path, is_same):
+    model, callback = small_model(), km.GPUMetrics(tmp_path, interval=0.02)
+    x, y = np.ones((32, 4)), np.ones((32, 2))
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(x, y, batch_size=4, verbose=0, callbacks=[callback, Sleeps(fails_at=5)])
+    first = callback._monitor
+    callback = callback if is_same else km.GPUMetrics(tmp_path, interval=0.02)
+    model.fit(x, y, batch_size=4, verbose=0, callbacks=[callback, Sleeps()])
+    assert not first.is_running
+    assert_steps(tmp_path, 4 + 8)
+
+
+def test_accumulated_gradients(tmp_path):
+    """A step is a batch, whether weights are updated or not."""
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile(keras.optimizers.SGD(gradient_accumulation_steps=3), "mse")
+    x, y = np.ones((20, 4)), np.ones((20, 2))
+    for _ in range(3):
+        callbacks = [km.GPUMetrics(tmp_path, interval=0.02), Sleeps(0.03)]
+        model.fit(x, y, batch_size=4, verbose=0, callbacks=callbacks)
+    assert_steps(tmp_path, 15)
+
+
+def test_callbacks_that_evaluate(tmp_path):
+    """Keras counts the samples of an evaluation where it counts those of training."""
+    x, y = np.ones((640, 4)), np.ones((640, 2))
+
+    class Evaluates(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.evaluate(x, y, verbose=0)
+
+    callback = km.GPUMetrics(tmp_path, interval=10.0)
+    callbacks = [Evaluates(), callback]
+    small_model().fit(x[:10], y[:10], batch_size=4, epochs=3, verbose=0, callbacks=callbacks)
+    assert callback._samples.total == 30
+
+
+def test_a_loop_with_train_on_batch(tmp_path):
+    """Which has Keras count anew for every batch."""
+    model, callback = small_model(), km.GPUMetrics(tmp_path, interval=0.02)
+    callbacks = keras.callbacks.CallbackList([callback], model=model)
+    callbacks.on_train_begin()
+    epoch_iterator = iter([4, 4, 4, 3, 3])  # A name that `fit` has, too.
+    for number, size in enumerate(epoch_iterator):
+        callbacks.on_train_batch_begin(number)
+        model.train_on_batch(np.ones((size, 4)), np.ones((size, 2)))
+        callbacks.on_train_batch_end(number)
+    callbacks.on_train_end()
+    assert callback._samples.total == 18
+    assert_steps(tmp_path, 5)
+
+
+def test_a_file_that_is_deleted(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(monitor, "CATCH_UP_SECONDS", 0.05)
+    monkeypatch.setattr(monitor, "FLUSH_SECONDS", 0.05)
+
+    class Deletes(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            time.sleep(0.05)
+            if batch == 8:
+                shutil.rmtree(tmp_path / "host")
+
+    fit_options = {"batch_size": 4, "verbose": 0}
+    callbacks = [km.GPUMetrics(tmp_path, interval=0.02), Deletes()]
+    small_model().fit(np.ones((64, 4)), np.ones((64, 2)), callbacks=callbacks, **fit_options)
+    assert len([r for r in caplog.records if "was deleted" in r.getMessage()]) == 1
 
 
 def begin(callbacks):
@@ -569,19 +683,48 @@ def test_training_that_goes_on_is_never_taken_for_ended():
         while not is_over.is_set():
             yield read(depth=20)
 
+    calls, has_begun = [], threading.Event()
+
     def fit():
+        calls.append(sys._getframe())
+        has_begun.set()
         for _ in batches():
             pass
 
     training = threading.Thread(target=fit)
     training.start()
+    has_begun.wait()
     looks, until = [], time.monotonic() + 2
     while time.monotonic() < until:
-        looks.append(monitor.runs_in(training.ident, fit.__code__))
+        looks.append(monitor.runs_in(training.ident, calls[0]))
     is_over.set()
     training.join()
     assert all(looks)
-    assert not monitor.runs_in(training.ident, fit.__code__)
+    assert not monitor.runs_in(training.ident, calls[0])
+
+
+def test_rings_are_read_in_time_when_looks_are_slow(monkeypatch):
+    """A driver that takes longer to answer than the interval is long."""
+    monkeypatch.setattr(monitor, "CATCH_UP_SECONDS", 0.2)
+    moments = []
+
+    class Slow:
+        devices = ()
+
+        def sample(self, due):
+            moments.extend([time.monotonic()] if due.kept else [])
+            time.sleep(0.02)
+            return []
+
+        def close(self):
+            pass
+
+    tried = monitor.Monitor([Slow()], None, interval=0.001, metrics=())
+    tried.start(Progress(0, 0.0))
+    time.sleep(1.5)
+    tried.stop()
+    assert max(np.diff(moments)) < 0.4
+    assert len(moments) < 20  # And not at each look.
 
 
 def test_the_docs_are_made_from_the_table():
@@ -599,7 +742,7 @@ def test_bad_input(tmp_path):
     for interval in (0, -1, float("nan"), float("inf"), "1", True):
         with pytest.raises(ValueError, match="`interval` must be"):
             km.GPUMetrics(tmp_path, interval=interval)
-    for freq in (0, "step", 1.5, True):
+    for freq in (0, "step", 1.5, True, np.array([1, 2])):
         with pytest.raises(ValueError, match="`update_freq` must be"):
             km.GPUMetrics(tmp_path, update_freq=freq)
     with pytest.raises(ValueError, match="`timeline_every` must be"):
@@ -612,6 +755,8 @@ def test_bad_input(tmp_path):
         with pytest.raises(ValueError, match='"default", "all"'):
             km.GPUMetrics(tmp_path, metrics=metrics)
     km.GPUMetrics(tmp_path, interval=np.float32(0.5), update_freq=np.int64(2))
+    chosen = catalogue.choose(["default", "gpu/memory_free"])
+    assert len(chosen) == len(catalogue.choose("default")) + 1
 
 
 def test_two_of_them(tmp_path):

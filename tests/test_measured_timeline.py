@@ -117,6 +117,27 @@ def test_profiling_changes_nothing(devices):
         np.testing.assert_array_equal(old, variable.numpy())
 
 
+def test_profiling_draws_no_random_numbers(devices):
+    """Of a layer that takes them from where all of Keras does."""
+
+    class Noise(keras.layers.Layer):
+        def call(self, x):
+            return x + keras.random.normal(keras.ops.shape(x))
+
+    losses = []
+    for is_profiled in (False, True):
+        keras.utils.set_random_seed(1)
+        stack = [keras.layers.Dense(8), Noise(), keras.layers.Dense(8), keras.layers.Dense(2)]
+        model = keras.Sequential([keras.Input((16,)), *stack])
+        split = km.PipelineSplit(model, devices[:2], micro_batches=2)
+        split.compile("sgd", "mse")
+        if is_profiled:
+            split.profile(*data(16))
+        history = split.fit(*data(32), batch_size=16, shuffle=False, verbose=0)
+        losses.append(history.history["loss"])
+    assert losses[0] == losses[1]
+
+
 def test_the_callback_logs_it_once_an_epoch(devices, tmp_path):
     split = make_split(devices)
     x, y = data()

@@ -63,7 +63,7 @@ class DevicePlacementLogger(keras.callbacks.Callback):
             make_directory(self._log_dir)
         call = training_call()
         refuse_twice(self, call.callbacks)
-        self._batch_size = batch_size_of(call.names.get("epoch_iterator"))
+        self._batch_size = batch_size_of(call.epoch_iterator)
         self._stop_collecting()
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:

@@ -130,7 +130,7 @@ class DistributedCheckpoint(keras.callbacks.Callback):
         refuse_twice(self, call.callbacks)
         self._neighbours = Neighbours(each for each in call.callbacks if each is not self)
         self._asked_epoch = call.names.get("initial_epoch") or 0
-        iterator = call.names.get("epoch_iterator")
+        iterator = call.epoch_iterator
         self._length = None if iterator is None else EpochLength(self.model, iterator)
         data = self._given_data if self._given_data is not None else call.names.get("x")
         self._data = data if isinstance(data, ResumableDataset) else None

@@ -90,7 +90,7 @@ class GPUMetrics(keras.callbacks.Callback):
         self._samples = SampleCount()
         self._length: EpochLength | None = None
         self._step = self._step_told = 0
-        self._between_steps = self._end_of_step = self._last_told = 0.0
+        self._begin_of_step = self._end_of_step = self._between_steps = self._last_told = 0.0
         self._first_of_call: int | None = None  # Until it ends.
         self._has_begun = False
         self._profiled_until = 0
@@ -106,7 +106,7 @@ class GPUMetrics(keras.callbacks.Callback):
             )
         self._end()
         make_directory(self._log_dir)
-        iterator = call.names.get("epoch_iterator")
+        iterator = call.epoch_iterator
         self._length = None if iterator is None else EpochLength(self.model, iterator)
         self._workers = workers_of(getattr(self.model, "distribute_strategy", None))
         self._monitor = Monitor(
@@ -116,7 +116,7 @@ class GPUMetrics(keras.callbacks.Callback):
             self._metrics,
             WorkerTimes(self._log_dir, self._workers) if self._workers.count > 1 else None,
             _watch(call),
-            self._stop_profile,
+            self._training_failed,
         )
         _running.add(self)
         self._profiled_until = profiled_until(call.callbacks)
@@ -130,14 +130,15 @@ class GPUMetrics(keras.callbacks.Callback):
         if not self._has_begun:
             self._begin()
         self._first_of_call = batch
-        if self._monitor is not None:
-            self._monitor.begun = self._step + 1
+        self._stop_profile()  # Of a batch that never came: Keras begins it before it asks for it.
         if self._step >= self._next_profile and self._monitor and self._monitor.is_running:
             self._profile = Profile()
-        self._between_steps += time.perf_counter() - self._end_of_step
+        self._begin_of_step = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         if self._first_of_call is None:  # A custom loop may tell of ends only.
+            if not self._has_begun:
+                self._begin(num_trained=1)
             self.on_train_batch_begin(batch)
         first = self._first_of_call or 0
         num_steps = (
@@ -147,14 +148,21 @@ class GPUMetrics(keras.callbacks.Callback):
         self._step += num_steps
         if self._profile is not None:
             self._end_profile(self._profile)
+        self._between_steps += self._begin_of_step - self._end_of_step
         self._end_of_step = time.perf_counter()
+        if self._monitor is not None:
+            self._monitor.num_ended = self._step
+        if self._length is None:  # Somebody may have Keras count anew for every batch.
+            self._samples.update(self.model)
         is_due = self._update_freq is not None and self._step % self._update_freq < num_steps
-        if is_due and self._end_of_step - self._last_told >= self._interval:
+        # Behind an epoch other callbacks may evaluate, and Keras counts those samples likewise.
+        is_last = self._length is not None and self._length.is_last(batch)
+        if (is_due and self._end_of_step - self._last_told >= self._interval) or is_last:
             self._tell()
 
     def on_test_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        self._tell()  # What is sampled in a validation belongs to the next step.
-        self._samples.pause(self.model)  # And Keras counts its samples.
+        self._tell()
+        self._samples.pause()
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._tell()
@@ -163,7 +171,7 @@ class GPUMetrics(keras.callbacks.Callback):
         self._tell()
         self._end()
 
-    def _begin(self) -> None:
+    def _begin(self, num_trained: int = 0) -> None:
         """At the first batch a resumed run knows which step it is at."""
         if self._monitor is None:
             raise RuntimeError(
@@ -171,12 +179,13 @@ class GPUMetrics(keras.callbacks.Callback):
                 "`callbacks.on_train_begin()` first."
             )
         self._has_begun = True
-        self._step = max(self._step, steps_of(getattr(self.model, "optimizer", None)))
+        num_steps = steps_of(getattr(self.model, "optimizer", None))
+        self._step = max(self._step, num_steps - num_trained)
         self._samples.begin(self.model)
         # TensorFlow traces the first step, and what it takes then is not what a step takes.
         self._first_profile = self._step + self._profiled_until + 1
         self._next_profile = self._first_profile if self._can_profile() else sys.maxsize
-        self._end_of_step = self._last_told = time.perf_counter()
+        self._begin_of_step = self._end_of_step = self._last_told = time.perf_counter()
         self._step_told = self._step
         self._monitor.start(self._progress())
 
@@ -209,15 +218,22 @@ class GPUMetrics(keras.callbacks.Callback):
         """Says that this step is to be written, if that was not said before."""
         if self._monitor is None or self._step == self._step_told:
             return
-        self._samples.update(self.model)
+        if self._length is not None:
+            self._samples.update(self.model)
         self._step_told, self._last_told = self._step, time.perf_counter()
         self._monitor.tell(self._progress())
 
     def _progress(self) -> Progress:
-        return Progress(self._step, clock.now(), self._samples.total, self._between_steps)
+        ended = clock.now() - (time.perf_counter() - self._end_of_step)
+        return Progress(self._step, ended, self._samples.total, self._between_steps)
+
+    def _training_failed(self) -> None:
+        """Called by the thread that logs."""
+        self._stop_profile()
+        self._tell()
 
     def _stop_profile(self) -> None:
-        """For a step that failed while it was traced."""
+        """For a step that did not end."""
         profile, self._profile = self._profile, None
         if profile is not None:
             profile.stop()
@@ -257,10 +273,10 @@ class GPUMetrics(keras.callbacks.Callback):
 
 def _watch(call: TrainingCall) -> Callable[[], bool]:
     """Tells whether `fit` still runs. A loop of one's own may call from anywhere, and says so."""
-    if "epoch_iterator" not in call.names:
+    if call.epoch_iterator is None:
         return lambda: True
-    thread, code = threading.get_ident(), call.code
-    return lambda: runs_in(thread, code)
+    thread, frame = threading.get_ident(), call.frame
+    return lambda: runs_in(thread, frame)
 
 
 def _lane_names(model: Any, schedule: Any) -> list[str]:
@@ -289,7 +305,7 @@ def _check_interval(interval: Any) -> float:
 
 def _check_update_freq(update_freq: Any) -> int | None:
     """The number of batches, or `None` for epochs."""
-    if update_freq in ("batch", "epoch"):
+    if isinstance(update_freq, str) and update_freq in ("batch", "epoch"):
         return 1 if update_freq == "batch" else None
     if not _is_count(update_freq):
         raise ValueError(
@@ -300,7 +316,7 @@ def _check_update_freq(update_freq: Any) -> int | None:
 
 
 def _check_timeline_every(every: Any) -> str | int | None:
-    if every in ("epoch", None):
+    if every is None or (isinstance(every, str) and every == "epoch"):
         return every
     if not _is_count(every):
         raise ValueError(

@@ -110,13 +110,9 @@ def choose(names: str | Iterable[str]) -> tuple[Metric, ...]:
         raise ValueError(
             f"`metrics` must be {MANY} or a list of names. Received: metrics={names!r}"
         )
-    if isinstance(names, str):
-        if names == "default":
-            return tuple(metric for metric in METRICS if metric.is_default)
-        if names == "all":
-            return METRICS
-        names = [names]
-    chosen = list(dict.fromkeys(names))
+    many = {"default": [each.name for each in METRICS if each.is_default], "all": list(BY_NAME)}
+    names = [names] if isinstance(names, str) else names
+    chosen = [each for name in names for each in many.get(name, [name])]
     for name in chosen:
         if name not in BY_NAME:
             near = _near(name)

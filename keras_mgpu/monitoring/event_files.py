@@ -33,7 +33,8 @@ class EventFile:
         files.gfile.makedirs(folder)
         place = f"{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
         name = f"events.out.tfevents.{int(time.time())}.{place}.gpu"
-        self._writer = tf.io.TFRecordWriter(files.join(folder, name))
+        self._path = files.join(folder, name)
+        self._writer = tf.io.TFRecordWriter(self._path)
         self._events: dict[tuple[str, ...], Any] = {}  # To be filled in again and again.
         self._described: set[str] = set()
         self._write(tf.compat.v1.Event(wall_time=time.time(), file_version="brain.Event:2"))
@@ -54,7 +55,14 @@ class EventFile:
         self._writer.flush()
 
     def flush(self) -> None:
+        """Writes out what there is.
+
+        Raises:
+            FileNotFoundError: If somebody has deleted the file.
+        """
         self._writer.flush()
+        if "://" not in self._path and not os.path.exists(self._path):
+            raise FileNotFoundError(f"{self._path} was deleted")
 
     def close(self) -> None:
         self._writer.close()

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from keras_mgpu.keras_internals import global_seed_state
 from keras_mgpu.monitoring.profile import Profile, calls_in
 from keras_mgpu.schedule import Op, Schedule
 from keras_mgpu.timeline import Costs, Span, Timeline, replay
@@ -135,7 +136,9 @@ def profile_step(split: Any, x: Any, y: Any, sample_weight: Any) -> MeasuredStep
     try:
         split.make_train_function()
         in_metrics = [variable for metric in split.metrics for variable in metric.variables]
+        seed = global_seed_state()
         variables = [*split.model.variables, *split.optimizer.variables, *in_metrics]
+        variables += [] if seed is None else [seed]
         kept = [(variable, variable.numpy()) for variable in variables]
         split.train_on_batch(x, y, sample_weight)  # Traces, if that has not been done.
         for _ in range(_TRIES - 1):

@@ -11,7 +11,6 @@ import threading
 import time
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from keras_mgpu.monitoring import clock
@@ -33,8 +32,8 @@ _LOOKS = 5  # Before it believes that training has ended.
 class Monitor:
     """Samples at an interval, and writes the steps that training tells of.
 
-    A step is written when the next one has begun, or training has ended: whatever was sampled
-    behind the last step of all, as in a validation, belongs to it.
+    A step is written when the next one has ended, or training has: whatever was sampled behind the
+    last step of all, as in a validation, belongs to it.
 
     Args:
         sources: What to sample.
@@ -43,7 +42,7 @@ class Monitor:
         metrics: Names of the metrics that are wanted.
         worker_times: How several workers compare themselves.
         is_training: Whether training goes on. If it has ended without a word, so does the thread.
-        on_end: What to do when the thread ends.
+        on_failure: Called by the thread when training has ended without a word.
     """
 
     def __init__(
@@ -54,17 +53,16 @@ class Monitor:
         metrics: Collection[str],
         worker_times: WorkerTimes | None = None,
         is_training: Callable[[], bool] = lambda: True,
-        on_end: Callable[[], None] = lambda: None,
+        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self._sources = list(sources)
         self._open_file = open_file
         self._metrics = metrics
         self._worker_times = worker_times
         self._is_training = is_training
-        self._on_end = on_end
+        self._on_failure = on_failure
         self._looks_an_interval = math.ceil(interval / CATCH_UP_SECONDS)
         self._seconds_a_look = interval / self._looks_an_interval
-        self._looks_to_catch_up = max(1, int(CATCH_UP_SECONDS / self._seconds_a_look))
         self._series = Series()
         self._files: dict[str, EventFile] = {}
         self._broken: set[str] = set()
@@ -74,12 +72,12 @@ class Monitor:
         self._later: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._written = Progress(0, clock.now())
         self._waiting: list[Progress] = []  # Steps to be written.
-        # What the training thread says: steps that have ended, and the last that has begun.
+        # What the training thread says: steps to be written, and how many have ended.
         self._told: queue.SimpleQueue[Progress] = queue.SimpleQueue()
-        self.begun = 0
+        self.num_ended = 0
 
     def start(self, progress: Progress) -> None:
-        self._written, self.begun = progress, progress.step + 1
+        self._written, self.num_ended = progress, progress.step
         self._thread.start()
 
     def tell(self, progress: Progress) -> None:
@@ -118,26 +116,28 @@ class Monitor:
                 self._do_what_was_put_off()
                 if due.kept:
                     self._catch_up()
+            if not self._stop.is_set():
+                self._on_failure()
             self._sample(Due())
             self._do_what_was_put_off()
             self._write_all()
         except Exception:
             logger.exception("GPU metrics end here; training goes on.")
         finally:
-            self._on_end()
             self._close()
 
     def _looks(self) -> Iterator[Due]:
         """What is due at each look, at the time of the look, until training has ended."""
-        moment = time.monotonic()
+        moment = caught_up = time.monotonic()
         for number in itertools.count(1):
             moment = max(moment + self._seconds_a_look, time.monotonic())
             if self._stop.wait(moment - time.monotonic()) or not self._is_training():
                 return
-            yield Due(
-                momentary=number % self._looks_an_interval == 0,
-                kept=number % self._looks_to_catch_up == 0,
-            )
+            # Looks may take longer than they should, and the next one must not be too late.
+            is_time = time.monotonic() + self._seconds_a_look - caught_up > CATCH_UP_SECONDS
+            if is_time:
+                caught_up = time.monotonic()
+            yield Due(momentary=number % self._looks_an_interval == 0, kept=is_time)
 
     def _sample(self, due: Due) -> None:
         while not self._told.empty():
@@ -150,7 +150,7 @@ class Monitor:
                 logger.warning("%s tells nothing any more: %s", type(source).__name__, error)
 
     def _catch_up(self) -> None:
-        steps = [step for step in self._waiting if step.step < self.begun]
+        steps = [step for step in self._waiting if step.step < self.num_ended]
         if steps:
             self._write(steps, self._series.take(len(steps)))
         if time.monotonic() - self._last_flush > FLUSH_SECONDS:
@@ -159,9 +159,8 @@ class Monitor:
                 self._try(device, EventFile.flush)
 
     def _write_all(self) -> None:
-        last = (self._written, *self._waiting)[-1]
-        if last.step < self.begun:  # It has begun, and failed.
-            self._wait_for(replace(last, step=self.begun))
+        if not self._waiting:  # The first step has failed.
+            self._wait_for(self._written)
         self._write(self._waiting, self._series.take_all())
 
     def _wait_for(self, step: Progress) -> None:
@@ -194,6 +193,7 @@ class Monitor:
             source.close()
         for device in list(self._files):
             self._try(device, EventFile.close)
+        self._is_training = lambda: False  # It held the frame of `fit`, with all that is in it.
 
     def _try(self, device: str, work: Callable[[EventFile], None]) -> None:
         """Does something with the file of a device; if it fails, the others go on."""
@@ -215,19 +215,19 @@ def _do(work: Callable[[], None]) -> None:
         logger.exception("A profiled step could not be logged; the rest goes on.")
 
 
-def runs_in(thread_id: int, code: types.CodeType | None) -> bool:
-    """Whether a thread is still somewhere inside a piece of code, such as `fit`.
+def runs_in(thread_id: int, frame: types.FrameType | None) -> bool:
+    """Whether a thread is still somewhere inside a call, such as that of `fit`.
 
     The thread may go on while its frames are looked through, and the frame of a generator that it
     has just left has no caller any more. So it has left only if that is seen several times.
     """
-    return code is None or any(_is_inside(thread_id, code) for _ in range(_LOOKS))
+    return frame is None or any(_is_inside(thread_id, frame) for _ in range(_LOOKS))
 
 
-def _is_inside(thread_id: int, code: types.CodeType) -> bool:
+def _is_inside(thread_id: int, call: types.FrameType) -> bool:
     frame = sys._current_frames().get(thread_id)
     while frame is not None:
-        if frame.f_code is code:
+        if frame is call:
             return True
         frame = frame.f_back
     return False

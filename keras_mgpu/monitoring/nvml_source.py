@@ -135,8 +135,7 @@ class NvmlSource:
             try:
                 if due.kept:
                     found += self._ring_samples(gpu)
-                if due.momentary:
-                    found += self._polled(gpu, due.slow)
+                found += self._polled(gpu, due)
             except self._nvml.NVMLError as error:
                 self._gpus.remove(gpu)
                 logger.warning("%s is lost to the logs: %s. The others go on.", gpu.name, error)
@@ -188,10 +187,12 @@ class NvmlSource:
 
     # What is asked for at each look.
 
-    def _polled(self, gpu: _Gpu, slow_too: bool) -> list[Sample]:
+    def _polled(self, gpu: _Gpu, due: Due) -> list[Sample]:
         found = []
         for name, read in list(gpu.readers.items()):
-            if name in self._slow_readers and not slow_too:
+            # Energy is counted for us; a step that is written must have its share.
+            is_due = due.kept if name == "energy" else due.momentary
+            if not is_due or (name in self._slow_readers and not due.kept):
                 continue
             try:
                 values, now = read(gpu.handle), clock.now()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_mgpu.keras_internals import num_samples_counted
+from keras_mgpu.keras_internals import loss_summed, num_samples_counted
 
 
 class SampleCount:
@@ -15,22 +15,23 @@ class SampleCount:
 
     def __init__(self) -> None:
         self.total = 0
-        self._counted: int | None = None
+        self._before: tuple[int, float] | None = None
 
     def begin(self, model: Any) -> None:
         """From here on training is counted."""
-        self._counted = sum(num_samples_counted(model))
+        self._before = sum(num_samples_counted(model)), loss_summed(model)
 
     def update(self, model: Any) -> None:
         """Adds what was trained since it was last asked."""
-        if self._counted is None:
+        if self._before is None:
             return
-        counted = sum(num_samples_counted(model))
-        is_anew = counted < self._counted
-        self.total += counted if is_anew else counted - self._counted
-        self._counted = counted
+        before, self._before = self._before, (sum(num_samples_counted(model)), loss_summed(model))
+        if self._before == before:
+            return  # Nobody counts.
+        count, count_before = self._before[0], before[0]
+        is_anew = count <= count_before  # As each `train_on_batch` begins.
+        self.total += count if is_anew else count - count_before
 
-    def pause(self, model: Any) -> None:
+    def pause(self) -> None:
         """Until the next `begin` other samples are counted, such as those of a validation."""
-        self.update(model)
-        self._counted = None
+        self._before = None
