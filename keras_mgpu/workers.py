@@ -85,13 +85,16 @@ def check_tf_config() -> None:
 def _complaint(config: Any) -> str:
     """What is wrong; nothing if that is all right."""
     cluster, task = config["cluster"], config["task"]
-    job, index = task["type"], int(task["index"])
+    job, index = task["type"], task["index"]
+    if isinstance(index, bool) or not float(index).is_integer():
+        return f"has a task with an index that is no whole number: {index}"
+    index = int(index)
     if job not in cluster:
         return f"says that this is a {job!r}, and the cluster has none"
     addresses = [address for each in cluster.values() for address in each]
     if any(not isinstance(each, list) for each in cluster.values()):
         return "must have a list of addresses for each job"
-    odd = [each for each in addresses if not re.fullmatch(r"[\w.\-\[\]:]+:\d+", str(each))]
+    odd = [each for each in addresses if not _is_address(str(each))]
     if odd:
         return f"has addresses that are not like host:port: {odd}"
     if len(set(addresses)) < len(addresses):
@@ -100,6 +103,11 @@ def _complaint(config: Any) -> str:
         count = len(cluster[job])
         return f"says that this is {job} {index}, and the cluster has {count}, counted from 0"
     return ""
+
+
+def _is_address(text: str) -> bool:
+    match = re.fullmatch(r"[\w.\-\[\]:]+:(\d+)", text)
+    return match is not None and int(match[1]) < 1 << 16
 
 
 _EXAMPLE = (

@@ -1,5 +1,6 @@
 """The same callback under every strategy: no `if chief`, and the same end after an interruption."""
 
+import json
 import os
 import subprocess
 import sys
@@ -39,6 +40,37 @@ def test_an_interrupted_fit(tmp_path, devices, name):
     whole = one(tmp_path / "whole")
     assert one(tmp_path / "parts", interrupt_after=6) is None
     runs.assert_same(whole, one(tmp_path / "parts"))
+
+
+def test_statistics_of_each_replica(tmp_path, devices):
+    """Keras keeps them apart, and evaluates with all of them."""
+
+    def one(directory, interrupt_after=None):
+        runs.fresh()
+        with cluster.mirrored(devices[:2]).scope():
+            model = keras.Sequential(
+                [keras.Input((8,)), keras.layers.BatchNormalization(), keras.layers.Dense(3)]
+            )
+            model.compile("sgd", "mse")
+        x = np.arange(32 * 8, dtype="float32").reshape(32, 8)  # Rows differ, and so do halves.
+        data = km.resumable(x, x[:, :3] / 256, batch_size=8, shuffle=False)
+        options = {"validation_data": (x, x[:, :3]), "interrupt_after": interrupt_after}
+        checkpoint = km.DistributedCheckpoint(directory, save_freq=1)
+        return runs.train(model, data, checkpoint, **options)
+
+    whole = one(tmp_path / "whole")
+    assert one(tmp_path / "parts", interrupt_after=6) is None
+    runs.assert_same(whole, one(tmp_path / "parts"))
+
+
+def test_statistics_of_each_worker(tmp_path):
+    cluster.finish(cluster.start_workers(2, "statistics", tmp_path))
+    one, other = (json.loads((tmp_path / f"{i}.json").read_text()) for i in range(2))
+    for worker in (one, other):
+        assert worker["parts"] == worker["whole"]
+    assert one["whole"]["mean"] != other["whole"]["mean"]
+    # Who restores it elsewhere gets those of one worker, and no mixture.
+    assert one["fresh"] == other["fresh"] == {k: one["whole"][k] for k in ("mean", "variance")}
 
 
 def test_parameter_servers_in_a_custom_loop(tmp_path):

@@ -290,6 +290,14 @@ def test_the_table_of_the_docs():
             "the same address twice",
         ),
         (
+            '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0.7}}',
+            "an index that is no whole number",
+        ),
+        (
+            '{"cluster": {"worker": ["a:99999"]}, "task": {"type": "worker", "index": 0}}',
+            "not like host:port",
+        ),
+        (
             '{"cluster": {"worker": ["a"]}, "task": {"type": "worker", "index": 0}}',
             "not like host:port",
         ),
@@ -314,6 +322,13 @@ def test_workers_that_save_at_different_steps(tmp_path):
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     assert all(process.returncode for process in processes)
     assert any("saves elsewhere or at other steps" in output for output in outputs)
+    assert any("A checkpoint waits for worker:" in output for output in outputs)
+
+
+def test_two_checkpoints_for_one_directory(tmp_path):
+    two = [km.DistributedCheckpoint(tmp_path, save_freq=freq) for freq in (2, 3)]
+    with pytest.raises(ValueError, match="two DistributedCheckpoints for one directory"):
+        worker.make_model().fit(*trial.data(), verbose=0, callbacks=two)
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])

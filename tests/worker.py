@@ -201,7 +201,42 @@ def disagree(strategy, directory):
     model.fit(x, y, batch_size=8, epochs=20, verbose=0, callbacks=[checkpoint])
 
 
+def statistics(strategy, directory):
+    """Each worker has its own: in a whole run, in one in two parts, and read by somebody else."""
+    km.enable_multi_worker_fit()
+    x = np.arange(32 * 8, dtype="float32").reshape(32, 8)
+    x *= 1 + x / 64
+
+    def make():
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.BatchNormalization(name="norm"), keras.layers.Dense(3)]
+        model = keras.Sequential([keras.Input((8,)), *layers])
+        model.compile("sgd", "mse")
+        return model
+
+    def of(model):
+        norm = model.get_layer("norm")
+        both = {"mean": norm.moving_mean, "variance": norm.moving_variance}
+        return {name: np.array(each).tolist() for name, each in both.items()}
+
+    found = {}
+    for name, epochs in (("whole", 4), ("parts", 2), ("parts", 4)):
+        with strategy.scope():
+            model = make()
+        data = km.resumable(x, x[:, :3] / x.max(), batch_size=8, shuffle=False)
+        checkpoint = km.DistributedCheckpoint(directory / name, worker_timeout=60)
+        options = {"validation_data": (x, x[:, :3]), "validation_batch_size": 8, "verbose": 0}
+        history = model.fit(data, epochs=epochs, callbacks=[checkpoint], **options)
+        found[name] = {**of(model), "losses": history.history["val_loss"]}
+    fresh = make()
+    fresh.optimizer.build(fresh.trainable_variables)
+    km.restore_checkpoint(directory / "whole", fresh)
+    found["fresh"] = of(fresh)
+    (directory / f"{strategy.cluster_resolver.task_id}.json").write_text(json.dumps(found))
+
+
 TASKS = {
+    "statistics": statistics,
     "topologies": topologies,
     "loop": loop,
     "die": die,

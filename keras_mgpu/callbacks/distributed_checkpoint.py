@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -128,6 +128,7 @@ class DistributedCheckpoint(keras.callbacks.Callback):
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         call = training_call()
         refuse_twice(self, call.callbacks)
+        self._refuse_neighbours_here(call.callbacks)
         self._neighbours = Neighbours(each for each in call.callbacks if each is not self)
         self._asked_epoch = call.names.get("initial_epoch") or 0
         iterator = call.epoch_iterator
@@ -157,6 +158,14 @@ class DistributedCheckpoint(keras.callbacks.Callback):
             with self._stopping_on_errors():
                 self._loaded = self._load()
         self._request.listen(call.code)
+
+    def _refuse_neighbours_here(self, callbacks: Iterable[Any]) -> None:
+        others = [each for each in callbacks if isinstance(each, DistributedCheckpoint)]
+        if sum(each.directory == self.directory for each in others) > 1:
+            raise ValueError(
+                "There are two DistributedCheckpoints for one directory. Give one of them another. "
+                f"Received: directory={self.directory!r}"
+            )
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._running()

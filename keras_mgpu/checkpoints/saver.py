@@ -30,6 +30,7 @@ from keras_mgpu.workers import Workers, is_unreachable
 logger = logging.getLogger("keras_mgpu")
 ENDING_SECONDS = 20.0
 LOOK_SECONDS, LOOKS = 2.0, 3  # Dead is who was not there three times in a row.
+SAY_SECONDS = 15.0
 POLL_SECONDS = 0.05
 _saves: dict[str, Future[SaveReport]] = {}  # The last one of this process, by directory.
 
@@ -258,6 +259,7 @@ class _Patience:
         self._seconds, self._names = seconds, names
         self._until = time.monotonic() + seconds
         self._next_look = time.monotonic() + LOOK_SECONDS
+        self._say_at = time.monotonic() + min(SAY_SECONDS, seconds / 2)
         self._is_ending = False
         self._missed = dict.fromkeys(names, 0)
 
@@ -266,6 +268,10 @@ class _Patience:
         if not self._is_ending and not threading.main_thread().is_alive():
             self._is_ending = True
             self._until = min(self._until, now + ENDING_SECONDS)
+        if now > self._say_at:
+            self._say_at = float("inf")
+            names = ", ".join(self._names)
+            logger.warning("A checkpoint waits for %s, %g seconds at most.", names, self._seconds)
         if now > self._next_look:
             self._next_look = now + LOOK_SECONDS
             for name in self._names:

@@ -88,15 +88,18 @@ class TrainingState:
             arrays: More to save, by key.
         """
         variables = self.variables
-        sizes = [(key, _num_bytes(variable)) for key, variable in variables.items()]
-        mine = set(self._workers.share(sizes))
+        # The first worker's, all of them: a mean and a variance must be of the same samples.
+        own = named.replica_state_of(self._model, variables)
+        sizes = [(key, _num_bytes(each)) for key, each in variables.items() if key not in own]
+        mine = {*self._workers.share(sizes), *(own if self._workers.is_first else ())}
         share = {key: variable for key, variable in variables.items() if key in mine}
         parts: dict[str, dict[str, tf.Tensor]] = {}
         for key, tensor in named.to_host(share).items():
             parts.setdefault(named.device_of(variables[key]), {})[key] = tensor
         others = parts.setdefault(next(iter(parts), ""), {})
-        metrics = named.metric_variables_of(self._model)
-        others.update(named.counts_to_host(metrics, self._workers.index))
+        copies = named.metric_variables_of(self._model)
+        copies |= own if self._model.distribute_strategy.num_replicas_in_sync > 1 else {}
+        others.update(named.copies_to_host(copies, self._workers.index))
         if self._workers.is_first:
             with tf.device("/CPU:0"):
                 others.update({key: tf.constant(each) for key, each in (arrays or {}).items()})
@@ -111,8 +114,8 @@ class TrainingState:
             split and json.loads(split.plan.to_json()),
             split and json.loads(split.schedule.to_json()),
         )
-        own = {"place": None if place is None else asdict(place)}
-        return Snapshot(manifest, parts, state, own, self._model_as_text())
+        of_worker = {"place": None if place is None else asdict(place)}
+        return Snapshot(manifest, parts, state, of_worker, self._model_as_text())
 
     def check(self, manifest: Manifest, strict: bool = True) -> None:
         """Compares a checkpoint with the model before anything is read.
@@ -138,7 +141,10 @@ class TrainingState:
 
     def restore(self, loaded: Loaded) -> None:
         """Gives the model and its optimizer the values of the checkpoint."""
-        named.assign(self.variables, loaded.tensors)
+        variables, workers = self.variables, self._workers
+        named.assign(variables, loaded.tensors)
+        state = named.replica_state_of(self._model, variables)
+        named.assign_copies(state, loaded.tensors, workers.index, workers.count)
 
     def restore_metrics(self, loaded: Loaded) -> None:
         """Lets the metrics go on counting where they were."""

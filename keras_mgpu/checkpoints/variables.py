@@ -20,6 +20,7 @@ from keras_mgpu.keras_internals import (
     lasting_name,
     optimizer_variables,
     optimizers_of,
+    own_state,
     slots_of,
     value_of,
     variables_by_layer,
@@ -50,6 +51,13 @@ def variables_of(model: Any, optimizer: Any = None) -> dict[str, Any]:
     if seed is not None:
         named.add("seeds/global", seed)
     return named.found
+
+
+def replica_state_of(model: Any, variables: Variables) -> dict[str, Any]:
+    """Of these, what Keras keeps for each replica by itself: statistics and seeds of layers."""
+    layers = unsplit(model)._flatten_layers()
+    own = {id(variable) for layer in layers for variable in own_state(layer)}
+    return {key: variable for key, variable in variables.items() if id(variable) in own}
 
 
 def metric_variables_of(model: Any) -> dict[str, Any]:
@@ -110,15 +118,15 @@ def device_of(variable: Any) -> str:
     return str(getattr(value_of(variable), "device", "") or "")
 
 
-def counts_to_host(metrics: Variables, worker: int) -> dict[str, tf.Tensor]:
-    """What each replica of this worker has counted so far, by worker, replica and key.
+def copies_to_host(variables: Variables, worker: int) -> dict[str, tf.Tensor]:
+    """What each replica of this worker has, by worker, replica and key.
 
     To read such a variable as a whole would make all workers talk to one another.
     """
     with tf.device("/CPU:0"):
         return {
             f"workers/{worker}/{replica}/{key}": tf.identity(each)
-            for key, variable in metrics.items()
+            for key, variable in variables.items()
             for replica, each in enumerate(copies_of(variable))
         }
 
@@ -186,34 +194,53 @@ def assign(variables: Variables, tensors: Mapping[str, tf.Tensor]) -> None:
             value_of(variable).assign(tensor)
 
 
+def assign_copies(
+    variables: Variables, tensors: Mapping[str, tf.Tensor], worker: int, num_workers: int
+) -> list[str]:
+    """Gives replicas back what `copies_to_host` saved, if there are as many as before.
+
+    Returns:
+        The keys of variables that this cannot be done for.
+    """
+    left = []
+    for key, variable in variables.items():
+        saved, replicas = _saved_copies(tensors, key, variable), copies_of(variable)
+        mine = [saved.get(f"workers/{worker}/{index}/{key}") for index in range(len(replicas))]
+        if len(saved) != num_workers * len(replicas) or None in mine:
+            left.append(key)
+            continue
+        for replica, tensor in zip(replicas, mine):
+            replica.assign(tensor)
+    return left
+
+
 def assign_counts(
     metrics: Variables, tensors: Mapping[str, tf.Tensor], worker: int, num_workers: int
 ) -> None:
-    """Lets metrics go on from the counts that `counts_to_host` saved.
+    """Lets metrics go on from the counts that `copies_to_host` saved.
 
     As many replicas as before get their own counts back. Otherwise the first gets the sum of all,
     and the others begin at nothing.
     """
-    for key, variable in metrics.items():
-        saved = {name: each for name, each in tensors.items() if _counts(name, key)}
-        replicas = copies_of(variable)
-        if not saved or not all(_fits(each, variable) for each in saved.values()):
-            continue
-        mine = [saved.get(f"workers/{worker}/{index}/{key}") for index in range(len(replicas))]
-        is_same = len(saved) == num_workers * len(replicas) and None not in mine
-        for index, replica in enumerate(replicas):
-            if is_same:
-                replica.assign(mine[index])
-            elif worker == index == 0:
+    for key in assign_copies(metrics, tensors, worker, num_workers):
+        saved = _saved_copies(tensors, key, metrics[key])
+        for index, replica in enumerate(copies_of(metrics[key]) if saved else ()):
+            if worker == index == 0:
                 replica.assign(tf.add_n(list(saved.values())))
             else:
                 replica.assign(tf.zeros_like(replica))
 
 
-def _counts(name: str, key: str) -> bool:
-    """Whether `name` is what some replica of some worker has counted for the metric `key`."""
-    parts = name.split("/", 3)
-    return parts[0] == "workers" and parts[-1] == key
+def _saved_copies(
+    tensors: Mapping[str, tf.Tensor], key: str, variable: Any
+) -> dict[str, tf.Tensor]:
+    """What all replicas of all workers had for `key`; nothing if that does not fit."""
+    saved = {}
+    for name, tensor in tensors.items():
+        parts = name.split("/", 3)
+        if parts[0] == "workers" and parts[-1] == key:
+            saved[name] = tensor
+    return saved if all(_fits(each, variable) for each in saved.values()) else {}
 
 
 def _dtype(variable: Any) -> str:
