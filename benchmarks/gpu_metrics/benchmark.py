@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 import statistics
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -108,28 +109,56 @@ def measure(options: dict[str, Any]) -> dict[str, float]:
 
     Monitor._looks = timed_looks  # type: ignore[method-assign]
     blocks: dict[bool, list[float]] = {False: [], True: []}
+
+    class Turns(keras.callbacks.Callback):
+        """Hands on what `fit` tells, in turns of some steps."""
+
+        def __init__(self, looker: Any) -> None:
+            super().__init__()
+            self.looker, self.num_steps = looker, -WARM_UP
+
+        def set_model(self, model: Any) -> None:
+            super().set_model(model)
+            self.looker.set_model(model)
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.looker.on_train_begin()
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.looker.on_epoch_begin(epoch)
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            nonlocal is_looking
+            turn, place = divmod(self.num_steps, block)
+            if turn >= 0 and place == 0:
+                # A timeline begins its turn; otherwise the order changes from pair to pair.
+                is_looking = (turn % 2 == 0) ^ (not is_split and turn // 2 % 2 == 0)
+                self.begin = time.perf_counter()
+            if self.num_steps == 0:
+                used[0] = 0.0
+            if is_split and is_looking and place == 0:
+                self.looker._next_profile = self.looker._step
+            if is_looking:
+                self.looker.on_train_batch_begin(batch)
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if is_looking:
+                self.looker.on_train_batch_end(batch)
+            self.num_steps += 1
+            if self.num_steps > 0 and self.num_steps % block == 0:
+                blocks[is_looking].append(time.perf_counter() - self.begin)
+
+        def on_train_end(self, logs: Any = None) -> None:
+            self.looker.on_train_end()
+
     with tempfile.TemporaryDirectory() as folder:
         interval = options.get("interval", 1.0 if is_split else 0.1)
-        every = 2 * block if is_split else None  # The first step of a block that looks.
+        # Of a pipeline, the first step of a turn is traced.
+        every = sys.maxsize if is_split else None
         looker = km.GPUMetrics(folder, interval=interval, timeline_every=every)
-        nobody = keras.callbacks.CallbackList([], model=model)
-        callbacks = keras.callbacks.CallbackList([looker], model=model)
-        callbacks.on_train_begin()
-        number = 0
-        for _ in range(WARM_UP):
-            _step(callbacks, number, model, x, y)
-            number += 1
-        looker._next_profile = looker._step if is_split else looker._next_profile
-        used[0] = 0.0
-        for pair in range(num_pairs):
-            # A timeline begins its block; otherwise the order changes from pair to pair.
-            for is_looking in (True, False) if is_split or pair % 2 else (False, True):
-                start = time.perf_counter()
-                for _ in range(block):
-                    _step(callbacks if is_looking else nobody, number, model, x, y)
-                    number += is_looking or is_split
-                blocks[is_looking].append(time.perf_counter() - start)
-        callbacks.on_train_end()
+        num_steps = WARM_UP + 2 * block * num_pairs
+        data = tf.data.Dataset.from_tensors((x, y)).repeat(num_steps)
+        model.fit(data, verbose=0, callbacks=[Turns(looker)])
         _check_gpus(folder, 0 if is_split else NUM_GPUS)
     without = statistics.fmean(_middle(blocks[False])) / block
     # A timeline costs what it costs once an epoch; everything else costs that all the time.
@@ -181,12 +210,6 @@ def _check_gpus(folder: str, num_gpus: int) -> None:
     logged = sorted(path.name for path in Path(folder).glob("gpu_*"))
     if len(logged) != num_gpus:
         raise RuntimeError(f"{num_gpus} GPUs were to be looked at, and these were: {logged}")
-
-
-def _step(callbacks: Any, number: int, model: Any, x: Any, y: Any) -> None:
-    callbacks.on_train_batch_begin(number)
-    model.train_on_batch(x, y)
-    callbacks.on_train_batch_end(number)
 
 
 def _middle(values: Sequence[float]) -> list[float]:

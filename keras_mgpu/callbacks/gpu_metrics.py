@@ -130,7 +130,7 @@ class GPUMetrics(keras.callbacks.Callback):
         if not self._has_begun:
             self._begin()
         self._first_of_call = batch
-        self._stop_profile()  # Of a batch that never came: Keras begins it before it asks for it.
+        self._stop_profile()
         if self._step >= self._next_profile and self._monitor and self._monitor.is_running:
             self._profile = Profile()
         self._begin_of_step = time.perf_counter()
@@ -161,10 +161,12 @@ class GPUMetrics(keras.callbacks.Callback):
             self._tell()
 
     def on_test_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        self._stop_profile()
         self._tell()
         self._samples.pause()
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._stop_profile()
         self._tell()
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
@@ -233,7 +235,7 @@ class GPUMetrics(keras.callbacks.Callback):
         self._tell()
 
     def _stop_profile(self) -> None:
-        """For a step that did not end."""
+        """For a step that failed, or never came: Keras begins a batch before it asks for it."""
         profile, self._profile = self._profile, None
         if profile is not None:
             profile.stop()

@@ -15,23 +15,28 @@ class SampleCount:
 
     def __init__(self) -> None:
         self.total = 0
-        self._before: tuple[int, float] | None = None
+        self._counted: int | None = None
+        self._loss = 0.0
 
     def begin(self, model: Any) -> None:
         """From here on training is counted."""
-        self._before = sum(num_samples_counted(model)), loss_summed(model)
+        self._counted, self._loss = sum(num_samples_counted(model)), loss_summed(model)
 
     def update(self, model: Any) -> None:
-        """Adds what was trained since it was last asked."""
-        if self._before is None:
+        """Adds what was trained since it was last asked: one step, or more."""
+        if self._counted is None:
             return
-        before, self._before = self._before, (sum(num_samples_counted(model)), loss_summed(model))
-        if self._before == before:
-            return  # Nobody counts.
-        count, count_before = self._before[0], before[0]
-        is_anew = count <= count_before  # As each `train_on_batch` begins.
-        self.total += count if is_anew else count - count_before
+        before, self._counted = self._counted, sum(num_samples_counted(model))
+        if self._counted > before:
+            self.total += self._counted - before
+        elif self._counted < before or self._has_new_loss(model):
+            self.total += self._counted  # It was counted anew, as `train_on_batch` does.
 
     def pause(self) -> None:
         """Until the next `begin` other samples are counted, such as those of a validation."""
-        self._before = None
+        self._counted = None
+
+    def _has_new_loss(self, model: Any) -> bool:
+        """Whether anybody has trained since this was last asked."""
+        before, self._loss = self._loss, loss_summed(model)
+        return self._loss != before
