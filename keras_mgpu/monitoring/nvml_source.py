@@ -122,6 +122,7 @@ class NvmlSource:
         self._forms = _forms_of_samples(nvml)
         self._missing: dict[str, list[str]] = {}
         begin = time.time()
+        self._rings_read = clock.now()
         for gpu in self._gpus:
             gpu.seen = dict.fromkeys(self._rings, int(begin * 1e6))
 
@@ -141,6 +142,8 @@ class NvmlSource:
                 logger.warning("%s is lost to the logs: %s. The others go on.", gpu.name, error)
             if due.kept:
                 time.sleep(BREAK_SECONDS)
+        if due.kept:
+            self._rings_read = clock.now()
         self._say_what_is_missing()
         return found
 
@@ -157,7 +160,8 @@ class NvmlSource:
         offset = clock.from_system(0.0)
         for name in list(gpu.seen):
             kind_of_ring, factor = self._rings[name]
-            gpu.seen[name] = min(gpu.seen[name], now)  # The system's clock may have been set back.
+            if gpu.seen[name] > now:  # The system's clock was set back.
+                gpu.seen[name] = now - int((clock.now() - self._rings_read) * 1e6)
             try:
                 kind, samples = self._nvml.nvmlDeviceGetSamples(
                     gpu.handle, kind_of_ring, gpu.seen[name]
@@ -172,7 +176,9 @@ class NvmlSource:
                 continue
             # All of them lie in one array: to look into each would take microseconds.
             ring = np.frombuffer(samples[0]._b_base_, self._forms[kind], len(samples))
-            ring = ring[ring["time"] > gpu.seen[name]]
+            # Of a clock that was set back, older samples seem to lie ahead.
+            is_new = (ring["time"] > gpu.seen[name]) & (ring["time"] < now + 1_000_000)
+            ring = ring[is_new]
             ring = ring[np.argsort(ring["time"])]
             gpu.seen[name] = int(ring["time"].max(initial=gpu.seen[name]))
             times, values = offset + ring["time"] / 1e6, ring["value"] * factor
