@@ -42,7 +42,7 @@ setup(
             "scikit-learn>=1.5",
         ],
     },
-    entry_points={"console_scripts": ["keras-mgpu = keras_mgpu.cli:main"]},
+    entry_points={"console_scripts": ["keras-mgpu = keras_mgpu.cli.main:main"]},
     classifiers=[
         "Development Status :: 4 - Beta",
         "Intended Audience :: Developers",

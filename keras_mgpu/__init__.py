@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 from keras_mgpu.version import __version__
 
 if TYPE_CHECKING:
+    from keras_mgpu.blueprint.partition import PartitionPlan
+    from keras_mgpu.blueprint.schedule import Schedule
+    from keras_mgpu.blueprint.timeline import Timeline, replay
     from keras_mgpu.callbacks.device_placement_logger import DevicePlacementLogger
     from keras_mgpu.callbacks.distributed_checkpoint import DistributedCheckpoint
     from keras_mgpu.callbacks.gpu_metrics import GPUMetrics
@@ -18,16 +21,13 @@ if TYPE_CHECKING:
         save_checkpoint,
     )
     from keras_mgpu.checkpoints.resumable import resumable
-    from keras_mgpu.devices import logical_devices, pick_devices
-    from keras_mgpu.multi_worker_fit import enable_multi_worker_fit
-    from keras_mgpu.partition import PartitionPlan
-    from keras_mgpu.pipeline_split import PipelineSplit
+    from keras_mgpu.internals.multi_worker_fit import enable_multi_worker_fit
+    from keras_mgpu.pipeline.pipeline_split import PipelineSplit
+    from keras_mgpu.pipeline.planning import plan
+    from keras_mgpu.pipeline.verify import VerifyReport
     from keras_mgpu.placements.api import assert_placement, placement
     from keras_mgpu.placements.report import PlacementReport
-    from keras_mgpu.planning import plan
-    from keras_mgpu.schedule import Schedule
-    from keras_mgpu.timeline import Timeline, replay
-    from keras_mgpu.verify import VerifyReport
+    from keras_mgpu.system.devices import logical_devices, pick_devices
 
 __all__ = [
     "DevicePlacementLogger",
@@ -57,20 +57,20 @@ _HOMES = {
     "DevicePlacementLogger": "callbacks.device_placement_logger",
     "DistributedCheckpoint": "callbacks.distributed_checkpoint",
     "GPUMetrics": "callbacks.gpu_metrics",
-    "PartitionPlan": "partition",
-    "PipelineSplit": "pipeline_split",
+    "PartitionPlan": "blueprint.partition",
+    "PipelineSplit": "pipeline.pipeline_split",
     "PlacementReport": "placements.report",
-    "Schedule": "schedule",
-    "Timeline": "timeline",
-    "VerifyReport": "verify",
+    "Schedule": "blueprint.schedule",
+    "Timeline": "blueprint.timeline",
+    "VerifyReport": "pipeline.verify",
     "assert_placement": "placements.api",
-    "enable_multi_worker_fit": "multi_worker_fit",
+    "enable_multi_worker_fit": "internals.multi_worker_fit",
     "latest_checkpoint": "checkpoints.api",
-    "logical_devices": "devices",
-    "pick_devices": "devices",
+    "logical_devices": "system.devices",
+    "pick_devices": "system.devices",
     "placement": "placements.api",
-    "plan": "planning",
-    "replay": "timeline",
+    "plan": "pipeline.planning",
+    "replay": "blueprint.timeline",
     "restore_checkpoint": "checkpoints.api",
     "resumable": "checkpoints.resumable",
     "save_checkpoint": "checkpoints.api",

@@ -2,6 +2,6 @@
 
 import sys
 
-from keras_mgpu.cli import main
+from keras_mgpu.cli.main import main
 
 sys.exit(main())

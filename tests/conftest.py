@@ -7,7 +7,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import pytest
 import tensorflow as tf
 
-from keras_mgpu.devices import logical_devices
+from keras_mgpu.system.devices import logical_devices
 
 DEVICES = logical_devices(4)
 tf.config.threading.set_intra_op_parallelism_threads(1)

@@ -143,7 +143,7 @@ def loaded_by(statement):
     [
         "import keras_mgpu",
         "import keras_mgpu; keras_mgpu.PartitionPlan; keras_mgpu.replay; dir(keras_mgpu)",
-        "import keras_mgpu.partition, keras_mgpu.schedule, keras_mgpu.timeline, keras_mgpu.cli",
+        "import keras_mgpu.blueprint.partition, keras_mgpu.blueprint.timeline, keras_mgpu.cli.main",
         "import keras_mgpu.checkpoints.manifest, keras_mgpu.checkpoints.retention",
     ],
 )

@@ -8,8 +8,9 @@ import types
 
 import pytest
 
-from keras_mgpu import cli, named_schedules, timeline
-from keras_mgpu.schedule import Schedule
+from keras_mgpu.blueprint import named_schedules, timeline
+from keras_mgpu.blueprint.schedule import Schedule
+from keras_mgpu.cli.main import main as cli
 
 
 @pytest.fixture(autouse=True)
@@ -29,16 +30,18 @@ def three_devices(monkeypatch):
             name=name, kind=kind, description=description, memory_bytes=memory_bytes
         )
 
-    module = types.ModuleType("keras_mgpu.devices")
+    module = types.ModuleType("keras_mgpu.system.devices")
     module.describe = lambda: [
         device("/CPU:0", "CPU", "", None),
         device("/GPU:0", "GPU", "Card [red]of[/red] a long name " + "x" * 100, 16 * 2**30),
         device("/GPU:1", "GPU", "Card", 24 * 2**30),
     ]
-    monkeypatch.setitem(sys.modules, "keras_mgpu.devices", module)
+    monkeypatch.setitem(sys.modules, "keras_mgpu.system.devices", module)
 
 
-def run(*args, code="import sys; from keras_mgpu.cli import main; sys.exit(main())", **options):
+def run(
+    *args, code="import sys; from keras_mgpu.cli.main import main; sys.exit(main())", **options
+):
     return subprocess.run(
         [sys.executable, "-c", code, *args], capture_output=True, text=True, check=False, **options
     )
@@ -244,7 +247,7 @@ def test_reader_that_was_never_there():
 
 LOADED = """
 import sys
-from keras_mgpu.cli import main
+from keras_mgpu.cli.main import main
 try:
     main()
 except SystemExit:

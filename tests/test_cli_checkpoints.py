@@ -12,7 +12,7 @@ import runs
 
 import keras_mgpu as km
 from keras_mgpu.checkpoints.store import Store
-from keras_mgpu.cli import main
+from keras_mgpu.cli.main import main
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,7 @@ def test_no_such_directory(capsys, tmp_path):
     ("seconds", "age"), [(5, "5 s"), (150, "2 min"), (7300, "2 h"), (200000, "2 d"), (-999, "-")]
 )
 def test_ages(seconds, age):
-    from keras_mgpu.cli_checkpoints import _age
+    from keras_mgpu.cli.checkpoints import _age
 
     then = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(seconds=seconds)
     assert _age(then.isoformat()) == age

@@ -8,14 +8,15 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from keras_mgpu import layer_calls, micro_batches, partition
-from keras_mgpu import named_schedules as schedules
-from keras_mgpu.executor import Trainer
-from keras_mgpu.layer_costs import layer_costs
-from keras_mgpu.schedule import Op
-from keras_mgpu.stage_function import StageFunction
-from keras_mgpu.stages import make_stages
-from keras_mgpu.state_flow import StateFlow
+from keras_mgpu.blueprint import named_schedules, partition
+from keras_mgpu.blueprint.schedule import Op
+from keras_mgpu.model import layer_calls
+from keras_mgpu.model.layer_costs import layer_costs
+from keras_mgpu.model.stages import make_stages
+from keras_mgpu.pipeline import micro_batches
+from keras_mgpu.pipeline.executor import Trainer
+from keras_mgpu.pipeline.stage.stage_function import StageFunction
+from keras_mgpu.pipeline.state_flow import StateFlow
 
 GPUS = [f"/GPU:{index}" for index in range(4)]
 
@@ -100,11 +101,11 @@ def is_before(first, second):
 @pytest.mark.parametrize(
     "schedule",
     [
-        schedules.gpipe(2, 3),
-        schedules.one_f_one_b(4, 6),
-        schedules.interleaved(4, 4, num_lanes=2),
-        schedules.zero_bubble(3, 4),
-        schedules.recomputing(schedules.one_f_one_b(3, 4), [0, 2]),
+        named_schedules.gpipe(2, 3),
+        named_schedules.one_f_one_b(4, 6),
+        named_schedules.interleaved(4, 4, num_lanes=2),
+        named_schedules.zero_bubble(3, 4),
+        named_schedules.recomputing(named_schedules.one_f_one_b(3, 4), [0, 2]),
     ],
     ids=lambda schedule: f"{schedule.name}-{''.join(sorted(schedule.kinds_of(0)))}",
 )
@@ -121,7 +122,7 @@ def test_traced_graph_has_the_order_and_devices_of_the_schedule(schedule):
 
 
 def test_recomputation_does_not_wait_for_the_gradient():
-    schedule = schedules.recomputing(schedules.one_f_one_b(3, 4), [0])
+    schedule = named_schedules.recomputing(named_schedules.one_f_one_b(3, 4), [0])
     nodes = pipeline_ops(trace(GPUS[:3], schedule).graph)
     assert not is_before(nodes[Op("B", 1, 0)], nodes[Op("R", 0, 0)])
     assert is_before(nodes[Op("B", 1, 0)], nodes[Op("B", 0, 0)])
@@ -129,9 +130,9 @@ def test_recomputation_does_not_wait_for_the_gradient():
 
 def test_schedules_trace_to_different_graphs():
     last_forward, first_backward = Op("F", 0, 5), Op("B", 0, 0)
-    gpipe = pipeline_ops(trace(GPUS[:2], schedules.gpipe(2, 6)).graph)
+    gpipe = pipeline_ops(trace(GPUS[:2], named_schedules.gpipe(2, 6)).graph)
     assert is_before(gpipe[last_forward], gpipe[first_backward])
-    one_f = pipeline_ops(trace(GPUS[:2], schedules.one_f_one_b(2, 6)).graph)
+    one_f = pipeline_ops(trace(GPUS[:2], named_schedules.one_f_one_b(2, 6)).graph)
     assert is_before(one_f[first_backward], one_f[last_forward])
 
 
@@ -139,7 +140,7 @@ def test_every_layer_is_pinned_inside_its_stage():
     """Ops inside the stages' functions name the device too, so nothing is left to a default."""
     from tensorflow.python.eager import context
 
-    nodes = pipeline_ops(trace(GPUS, schedules.zero_bubble(4, 2)).graph)
+    nodes = pipeline_ops(trace(GPUS, named_schedules.zero_bubble(4, 2)).graph)
     for op, node in nodes.items():
         body = context.context().get_function_def(node.get_attr("f").name)
         multiplications = [n for n in body.node_def if n.op == "MatMul"]
@@ -155,7 +156,7 @@ def test_a_table_is_read_once_a_step():
         inputs = keras.Input((4,), dtype="int32")
         return keras.Model(inputs, layers.Dense(2)(layers.Embedding(50, 8)(inputs)))
 
-    step = trace(GPUS[:2], schedules.one_f_one_b(2, 4), lookup)
+    step = trace(GPUS[:2], named_schedules.one_f_one_b(2, 4), lookup)
     reads = [op for op in step.graph.get_operations() if op.type == "ReadVariableOp"]
     assert len([op for op in reads if op.outputs[0].shape == (50, 8)]) == 1
     for op, node in pipeline_ops(step.graph).items():
@@ -168,7 +169,7 @@ def test_stages_run_on_their_devices(devices):
     """What was asked for is what the runtime did, backward passes included."""
     from tensorflow.python.eager import context
 
-    step = trace(devices, schedules.one_f_one_b(4, 2))
+    step = trace(devices, named_schedules.one_f_one_b(4, 2))
     context.context().enable_graph_collection()
     try:
         step(tf.constant(np.ones((6, 4), "float32")))

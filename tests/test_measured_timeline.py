@@ -9,9 +9,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import keras_mgpu as km
-from keras_mgpu.monitoring import measured_timeline
-from keras_mgpu.monitoring.picture import draw
-from keras_mgpu.monitoring.profile import Profile, device_shares
+from keras_mgpu.profiling import measured_timeline
+from keras_mgpu.profiling.picture import draw
+from keras_mgpu.profiling.profile import Profile, device_shares
 
 
 def make_split(devices, schedule="1f1b", **options):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keras_mgpu.partition import (
+from keras_mgpu.blueprint.partition import (
     LayerCost,
     PartitionPlan,
     StagePlan,

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import keras_mgpu as km
-from keras_mgpu.cli import main
+from keras_mgpu.cli.main import main
 from keras_mgpu.placements.differences import differences
 from keras_mgpu.placements.report import (
     Collective,
@@ -16,7 +16,7 @@ from keras_mgpu.placements.report import (
     PlacementReport,
 )
 from keras_mgpu.placements.table import MAX_LINES, markdown, renderables
-from keras_mgpu.terminal import render
+from keras_mgpu.system.terminal import render
 
 
 def layer(path, device="GPU:0", kind="Dense", **fields):

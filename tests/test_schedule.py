@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from keras_mgpu.named_schedules import (
+from keras_mgpu.blueprint.named_schedules import (
     SCHEDULES,
     forward_only,
     forwards_first,
@@ -17,7 +17,7 @@ from keras_mgpu.named_schedules import (
     recomputing,
     zero_bubble,
 )
-from keras_mgpu.schedule import Op, Schedule
+from keras_mgpu.blueprint.schedule import Op, Schedule
 
 
 def lanes_of(picture):

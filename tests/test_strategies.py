@@ -20,7 +20,7 @@ import worker
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import keras_mgpu as km
-from keras_mgpu.workers import check_tf_config
+from keras_mgpu.system.cluster import check_tf_config
 
 HERE = Path(__file__).parent
 LAYERS = {"first", "norm", "second", "third", "last"}

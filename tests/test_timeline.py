@@ -4,7 +4,7 @@ from textwrap import dedent
 
 import pytest
 
-from keras_mgpu.named_schedules import (
+from keras_mgpu.blueprint.named_schedules import (
     forward_only,
     gpipe,
     interleaved,
@@ -12,8 +12,8 @@ from keras_mgpu.named_schedules import (
     recomputing,
     zero_bubble,
 )
-from keras_mgpu.schedule import Op, Schedule
-from keras_mgpu.timeline import MAX_TICKS, Costs, Sizes, Span, Timeline, replay
+from keras_mgpu.blueprint.schedule import Op, Schedule
+from keras_mgpu.blueprint.timeline import MAX_TICKS, Costs, Sizes, Span, Timeline, replay
 
 SIZES = [(stages, micro_batches) for stages in range(1, 7) for micro_batches in range(1, 10)]
 

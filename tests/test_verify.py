@@ -10,7 +10,7 @@ from keras import layers
 from transparency import AddsLoss
 
 from keras_mgpu import PipelineSplit
-from keras_mgpu.verify import SAME_MICRO_BATCHES, WHOLE_BATCH, Difference, VerifyReport
+from keras_mgpu.pipeline.verify import SAME_MICRO_BATCHES, WHOLE_BATCH, Difference, VerifyReport
 
 X = np.random.default_rng(0).normal(size=(10, 6)).astype("float32")
 Y = np.random.default_rng(1).normal(size=(10, 3)).astype("float32")

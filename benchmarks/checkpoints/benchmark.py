@@ -101,7 +101,7 @@ class _Measured:
         from keras_mgpu.checkpoints.saver import Saver
         from keras_mgpu.checkpoints.store import Store
         from keras_mgpu.checkpoints.training_state import TrainingState
-        from keras_mgpu.workers import Workers
+        from keras_mgpu.system.cluster import Workers
 
         model, found = self.model, {}
         found["copy"] = self._time(self._copy)

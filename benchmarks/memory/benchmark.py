@@ -82,7 +82,7 @@ def measure(options: dict[str, Any], count: int, size: dict[str, int]) -> dict[s
 
 
 def _predicted(split: Any) -> float:
-    from keras_mgpu.timeline import replay
+    from keras_mgpu.blueprint.timeline import replay
 
     costs, sizes = split.measure(SAMPLES)
     return sum(replay(split.schedule, costs).peak_memory(sizes))

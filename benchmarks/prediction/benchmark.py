@@ -23,8 +23,8 @@ LINK = 16e9  # Bytes a second: PCIe 4.0 with 16 lanes gives about half as much a
 
 def run(quick: bool) -> Table:
     """Predicts and measures two devices, then predicts more."""
-    from keras_mgpu.named_schedules import make
-    from keras_mgpu.timeline import Costs, replay
+    from keras_mgpu.blueprint.named_schedules import make
+    from keras_mgpu.blueprint.timeline import Costs, replay
 
     rows, costs_of = [], {}
     for schedule in SCHEDULES:
@@ -55,8 +55,8 @@ def run(quick: bool) -> Table:
 
 def _on_paper(num_devices: int, schedule: str, measured: dict[str, Any]) -> tuple[str, ...]:
     """A model of so many times the size, cut into stages of the size that was measured."""
-    from keras_mgpu.named_schedules import make
-    from keras_mgpu.timeline import Costs, replay
+    from keras_mgpu.blueprint.named_schedules import make
+    from keras_mgpu.blueprint.timeline import Costs, replay
 
     num_stages = num_devices * (2 if schedule == "interleaved" else 1)
     mean = {kind: sum(measured[kind]) / len(measured[kind]) for kind in KINDS}

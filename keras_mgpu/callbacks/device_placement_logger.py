@@ -8,9 +8,7 @@ from typing import Any
 
 import keras
 
-from keras_mgpu import files, terminal
-from keras_mgpu.directory import check_directory, make_directory
-from keras_mgpu.keras_internals import (
+from keras_mgpu.internals.keras_internals import (
     batch_size_of,
     num_samples_counted,
     refuse_twice,
@@ -20,7 +18,9 @@ from keras_mgpu.placements import tensorboard
 from keras_mgpu.placements.observing import collected, explaining, report_of
 from keras_mgpu.placements.report import FILE_NAME, PlacementReport
 from keras_mgpu.placements.table import renderables
-from keras_mgpu.workers import workers_of
+from keras_mgpu.system import files, terminal
+from keras_mgpu.system.cluster import workers_of
+from keras_mgpu.system.files import check_directory, make_directory
 
 
 class DevicePlacementLogger(keras.callbacks.Callback):

@@ -13,7 +13,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_mgpu import files
 from keras_mgpu.checkpoints.callback_state import Neighbours
 from keras_mgpu.checkpoints.loading import Loaded, newest_intact
 from keras_mgpu.checkpoints.preemption import Preempted, StopRequest
@@ -24,8 +23,7 @@ from keras_mgpu.checkpoints.save_timing import Passed, make_timing
 from keras_mgpu.checkpoints.saver import Saver, SaveReport, finish_earlier_save
 from keras_mgpu.checkpoints.store import Store
 from keras_mgpu.checkpoints.training_state import TrainingState
-from keras_mgpu.directory import check_directory, make_directory
-from keras_mgpu.keras_internals import (
+from keras_mgpu.internals.keras_internals import (
     EpochLength,
     begin_at_epoch,
     build_like_fit,
@@ -33,8 +31,10 @@ from keras_mgpu.keras_internals import (
     steps_of,
     training_call,
 )
-from keras_mgpu.unsplit import unsplit
-from keras_mgpu.workers import workers_of
+from keras_mgpu.model.split_model import unsplit
+from keras_mgpu.system import files
+from keras_mgpu.system.cluster import workers_of
+from keras_mgpu.system.files import check_directory, make_directory
 
 logger = logging.getLogger("keras_mgpu")
 

@@ -14,9 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_mgpu import files
-from keras_mgpu.directory import check_directory, make_directory
-from keras_mgpu.keras_internals import (
+from keras_mgpu.internals.keras_internals import (
     EpochLength,
     TrainingCall,
     profiled_until,
@@ -24,21 +22,23 @@ from keras_mgpu.keras_internals import (
     steps_of,
     training_call,
 )
+from keras_mgpu.model.split_model import is_split
 from keras_mgpu.monitoring import catalogue, clock, nvml_source
 from keras_mgpu.monitoring.allocator_source import AllocatorSource
 from keras_mgpu.monitoring.event_files import EventFile
 from keras_mgpu.monitoring.host_source import HostSource
 from keras_mgpu.monitoring.layout import layout
 from keras_mgpu.monitoring.monitor import Monitor, runs_in
-from keras_mgpu.monitoring.profile import Profile
 from keras_mgpu.monitoring.sample_count import SampleCount
 from keras_mgpu.monitoring.source import Source
 from keras_mgpu.monitoring.steps import Progress
 from keras_mgpu.monitoring.timeline_log import log_profile
 from keras_mgpu.monitoring.worker_times import WorkerTimes
-from keras_mgpu.pci_buses import buses_of_gpus
-from keras_mgpu.unsplit import is_split
-from keras_mgpu.workers import Workers, workers_of
+from keras_mgpu.profiling.profile import Profile
+from keras_mgpu.system import files
+from keras_mgpu.system.cluster import Workers, workers_of
+from keras_mgpu.system.devices import buses_of_gpus
+from keras_mgpu.system.files import check_directory, make_directory
 
 _running: weakref.WeakSet[GPUMetrics] = weakref.WeakSet()
 

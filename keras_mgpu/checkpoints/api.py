@@ -16,8 +16,8 @@ from keras_mgpu.checkpoints.retention import Retention
 from keras_mgpu.checkpoints.saver import Saver
 from keras_mgpu.checkpoints.store import Entry, Store, parse_path
 from keras_mgpu.checkpoints.training_state import TrainingState
-from keras_mgpu.directory import check_directory, make_directory
-from keras_mgpu.workers import workers_of
+from keras_mgpu.system.cluster import workers_of
+from keras_mgpu.system.files import check_directory, make_directory
 
 logger = logging.getLogger("keras_mgpu")
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_mgpu import files
 from keras_mgpu.checkpoints import bundle
 from keras_mgpu.checkpoints.manifest import DamagedError, FileEntry, Manifest
 from keras_mgpu.checkpoints.progress import progress_of
 from keras_mgpu.checkpoints.store import BUNDLE, MODEL, STATE, Entry, Store, read_manifest
+from keras_mgpu.system import files
 
 logger = logging.getLogger("keras_mgpu")
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_mgpu import files
 from keras_mgpu.checkpoints import bundle
 from keras_mgpu.checkpoints import store as stores
 from keras_mgpu.checkpoints.manifest import FileEntry, Manifest, TensorEntry
 from keras_mgpu.checkpoints.variables import entries_of
+from keras_mgpu.system import files
 
 
 @dataclass(frozen=True)

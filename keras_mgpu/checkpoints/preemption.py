@@ -7,8 +7,8 @@ import threading
 import types
 from typing import Any
 
-from keras_mgpu import files
-from keras_mgpu.workers import Workers
+from keras_mgpu.system import files
+from keras_mgpu.system.cluster import Workers
 
 FILE_NAME = "stop.step"
 

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 
-from keras_mgpu import files
+from keras_mgpu.system import files
 
 FILE_NAME = "run.lock"
 

@@ -20,12 +20,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_mgpu import files
 from keras_mgpu.checkpoints import store as stores
 from keras_mgpu.checkpoints.parts import DifferentModels, Part, Snapshot, complete, write_part
 from keras_mgpu.checkpoints.retention import Retention, Saved
 from keras_mgpu.checkpoints.store import Store, discard, read_manifest
-from keras_mgpu.workers import Workers, is_unreachable
+from keras_mgpu.system import files
+from keras_mgpu.system.cluster import Workers, is_unreachable
 
 logger = logging.getLogger("keras_mgpu")
 ENDING_SECONDS = 20.0

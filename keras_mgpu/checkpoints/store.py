@@ -27,9 +27,9 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from keras_mgpu import files
 from keras_mgpu.checkpoints import manifest
 from keras_mgpu.checkpoints.manifest import DamagedError, Manifest
+from keras_mgpu.system import files
 
 BUNDLE = "variables"
 STATE = "state.json"

@@ -17,10 +17,10 @@ from keras_mgpu.checkpoints.loading import Loaded
 from keras_mgpu.checkpoints.manifest import Manifest
 from keras_mgpu.checkpoints.parts import Snapshot
 from keras_mgpu.checkpoints.resumable import Position
-from keras_mgpu.keras_internals import optimizers_of, steps_of
-from keras_mgpu.unsplit import unsplit
+from keras_mgpu.internals.keras_internals import optimizers_of, steps_of
+from keras_mgpu.model.split_model import unsplit
+from keras_mgpu.system.cluster import Workers
 from keras_mgpu.version import __version__
-from keras_mgpu.workers import Workers
 
 logger = logging.getLogger("keras_mgpu")
 

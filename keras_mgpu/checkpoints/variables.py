@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_mgpu.checkpoints.manifest import TensorEntry
-from keras_mgpu.keras_internals import (
+from keras_mgpu.internals.keras_internals import (
     copies_of,
     global_seed_state,
     lasting_name,
@@ -25,7 +25,7 @@ from keras_mgpu.keras_internals import (
     value_of,
     variables_by_layer,
 )
-from keras_mgpu.unsplit import unsplit
+from keras_mgpu.model.split_model import unsplit
 
 METRICS = "metrics/"
 Variables = Mapping[str, Any]

@@ -15,8 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_mgpu import files
 from keras_mgpu.monitoring.catalogue import BY_NAME
+from keras_mgpu.system import files
 
 _numbers = itertools.count()  # Two fits of a second shall not write to one file.
 SUFFIXES = {"_max": "the largest of the step's samples", "_last": "the last of them"}

@@ -10,11 +10,11 @@ from typing import Any
 import tensorflow as tf
 
 from keras_mgpu.monitoring import clock
-from keras_mgpu.monitoring.measured_timeline import UNSEEN, MeasuredStep, MissedOpsError, fold
 from keras_mgpu.monitoring.monitor import Monitor
-from keras_mgpu.monitoring.picture import draw
-from keras_mgpu.monitoring.profile import Profile, device_shares, seconds_for_input
 from keras_mgpu.monitoring.rows import HOST
+from keras_mgpu.profiling.measured_timeline import UNSEEN, MeasuredStep, MissedOpsError, fold
+from keras_mgpu.profiling.picture import draw
+from keras_mgpu.profiling.profile import Profile, device_shares, seconds_for_input
 
 logger = logging.getLogger("keras_mgpu")
 RUN = "pipeline"

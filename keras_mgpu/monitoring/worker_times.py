@@ -8,9 +8,9 @@ the first worker compares them.
 
 from __future__ import annotations
 
-from keras_mgpu import files
 from keras_mgpu.monitoring.steps import Progress
-from keras_mgpu.workers import Workers
+from keras_mgpu.system import files
+from keras_mgpu.system.cluster import Workers
 
 SLOWEST = "train/slowest_worker"
 

@@ -11,8 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_mgpu.model.split_model import is_split, unsplit
 from keras_mgpu.placements import kernels, links
-from keras_mgpu.placements.device_names import is_there, kind_of, satisfies, short
 from keras_mgpu.placements.executed_graph import ExecutedOp, ops_of, ops_of_traced, sends_of
 from keras_mgpu.placements.layer_facts import (
     LayerFacts,
@@ -37,7 +37,7 @@ from keras_mgpu.placements.report import (
     PlacementReport,
 )
 from keras_mgpu.placements.traced_function import TracedFunction
-from keras_mgpu.unsplit import is_split, unsplit
+from keras_mgpu.system.devices import is_there, kind_of, satisfies, short
 
 _NO_LAYER = (LOSS, OPTIMIZER, REST)
 

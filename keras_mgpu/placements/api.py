@@ -11,10 +11,10 @@ import keras
 import numpy as np
 from keras import tree
 
-from keras_mgpu.placements.device_names import short
+from keras_mgpu.model.split_model import is_split
 from keras_mgpu.placements.observing import collected, explaining, report_of
 from keras_mgpu.placements.report import LayerPlacement, PlacementReport
-from keras_mgpu.unsplit import is_split
+from keras_mgpu.system.devices import short
 
 
 def placement(model: keras.Model, sample_batch: Any) -> PlacementReport:

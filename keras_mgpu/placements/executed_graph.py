@@ -18,7 +18,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from keras_mgpu.placements import kernels
-from keras_mgpu.placements.device_names import kind_of, satisfies
+from keras_mgpu.system.devices import kind_of, satisfies
 
 _PASSIVE = frozenset(
     ["_Arg", "_Retval", "Const", "NoOp", "Placeholder", "_Send", "_Recv", "_HostSend", "_HostRecv"]

@@ -11,8 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_mgpu import layer_calls
-from keras_mgpu.keras_internals import (
+from keras_mgpu.internals.keras_internals import (
     copies_of,
     graph_of,
     nodes_in_order,
@@ -21,9 +20,10 @@ from keras_mgpu.keras_internals import (
     slots_of,
     sublayers_of,
 )
-from keras_mgpu.placements.device_names import short
+from keras_mgpu.model import layer_calls
+from keras_mgpu.model.split_model import is_split, unsplit
 from keras_mgpu.placements.layer_scopes import LayerNode, LayerScopes
-from keras_mgpu.unsplit import is_split, unsplit
+from keras_mgpu.system.devices import short
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from keras_mgpu.pci_buses import buses_of_gpus
+from keras_mgpu.system.devices import buses_of_gpus
 
 
 def between(source: str, target: str) -> str:

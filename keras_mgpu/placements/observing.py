@@ -10,14 +10,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_mgpu.devices import available
+from keras_mgpu.model.split_model import is_split, unsplit
 from keras_mgpu.placements import executed_graph, kernels
 from keras_mgpu.placements.analysis import make_report
-from keras_mgpu.placements.device_names import is_there, kind_of, short
 from keras_mgpu.placements.layer_scopes import LayerScopes
 from keras_mgpu.placements.report import PlacementReport
 from keras_mgpu.placements.traced_function import TracedFunction
-from keras_mgpu.unsplit import is_split, unsplit
+from keras_mgpu.system.devices import available, is_there, kind_of, short
 
 _NO_DEVICE = re.compile(
     r"Unable to find any devices|Cannot assign a device|Could not satisfy|no supported kernel"

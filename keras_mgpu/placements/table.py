@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from keras_mgpu.partition import readable_bytes
+from keras_mgpu.blueprint.partition import readable_bytes
 from keras_mgpu.placements.folding import Line, Row, fold
 from keras_mgpu.placements.report import (
     TRACED,

@@ -1,0 +1,1 @@
+"""What runs where and in which order, as plain data: needs nothing but the standard library."""

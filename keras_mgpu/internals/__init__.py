@@ -1,0 +1,1 @@
+"""Every private name of Keras and TensorFlow this package depends on."""

@@ -1,0 +1,1 @@
+"""A Keras model as layer calls, their costs, and stages."""

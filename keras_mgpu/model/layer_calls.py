@@ -1,0 +1,230 @@
+"""A Keras model as one flat list of layer calls.
+
+Keras keeps a model as nested graphs of nodes. Cutting needs a line: this file lays every call of
+every layer, those inside nested models too, in the order in which Keras itself would run them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+from keras import tree
+
+from keras_mgpu.internals.keras_internals import (
+    Functional,
+    compute_output_spec,
+    graph_of,
+    nodes_in_order,
+)
+
+Value = Any  # What a layer takes or returns: a tensor, or a nested structure of tensors.
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCall:
+    """One call of one layer.
+
+    Attributes:
+        name: Unique: the layer's name behind those of the models it is nested in,
+            with `@2`, `@3`, … for further calls.
+        layer: The layer or operation itself.
+        inputs: Numbers of the values it reads.
+        outputs: Numbers of the values it writes.
+        run: `run(values, training)` returns the output values.
+        input_specs: Its symbolic inputs, where the model's graph knows them.
+        output_specs: Its symbolic outputs, likewise.
+        is_entry: Whether this is a nested model's conversion of its inputs. It costs
+            nothing and always stays with the call behind it.
+    """
+
+    name: str
+    layer: Any
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    run: Callable[[Sequence[Value], bool], list[Value]]
+    input_specs: tuple[keras.KerasTensor, ...] = ()
+    output_specs: tuple[keras.KerasTensor, ...] = ()
+    is_entry: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCalls:
+    """A whole model: its calls in order, and which values it takes and returns.
+
+    Attributes:
+        calls: Every call, in an order in which they can run.
+        inputs: Numbers of the values the model takes.
+        outputs: Numbers of the values it returns.
+        standardize: Turns what a user feeds into the values of `inputs`.
+        pack_outputs: Turns the values of `outputs` into what the model returns.
+        output_spec: Tells for given inputs what the model would return, as symbolic tensors.
+        one_a_stage: Whether each call must be a stage of its own.
+    """
+
+    calls: tuple[LayerCall, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    standardize: Callable[[Value], list[Value]]
+    pack_outputs: Callable[[Sequence[Value]], Value]
+    output_spec: Callable[[Value], Value]
+    one_a_stage: bool = False
+
+    def run(self, inputs: Value, training: bool) -> Value:
+        """Runs every call in order, without regard to stages."""
+        values = dict(zip(self.inputs, self.standardize(inputs)))
+        for call in self.calls:
+            read = [values[number] for number in call.inputs]
+            values.update(zip(call.outputs, call.run(read, training)))
+        return self.pack_outputs([values[number] for number in self.outputs])
+
+
+def from_model(model: keras.Model) -> LayerCalls | None:
+    """Flattens a Sequential or Functional model; `None` if it has no graph of layers."""
+    graph = graph_of(model)
+    if graph is None:
+        return None
+    builder = _Builder()
+    inputs = [builder.new_value() for _ in graph.inputs]
+    outputs = builder.add_graph(graph, inputs, prefix="")
+
+    def pack_outputs(values: Sequence[Value]) -> Value:
+        packed = tree.pack_sequence_as(graph._outputs_struct, list(values))
+        is_single = isinstance(packed, (list, tuple)) and len(packed) == 1
+        return packed[0] if is_single else packed
+
+    return LayerCalls(
+        calls=tuple(builder.calls),
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        standardize=graph._standardize_inputs,
+        pack_outputs=pack_outputs,
+        output_spec=lambda inputs: pack_outputs(graph.outputs),
+    )
+
+
+def from_stages(layers: Sequence[keras.Layer]) -> LayerCalls:
+    """A list of layers, one a stage: each takes what the one before it returned."""
+    builder = _Builder()
+    first = last = builder.new_value()
+    for layer in layers:
+        last = builder.add_chained(layer, last)
+
+    def run_all(inputs: Value) -> Value:
+        for call in builder.calls:
+            (inputs,) = call.run([inputs], False)
+        return inputs
+
+    return LayerCalls(
+        calls=tuple(builder.calls),
+        inputs=(first,),
+        outputs=(last,),
+        standardize=lambda inputs: [inputs],
+        pack_outputs=lambda values: values[0],
+        output_spec=lambda inputs: compute_output_spec(run_all, inputs),
+        one_a_stage=True,
+    )
+
+
+class _Builder:
+    """Collects calls while walking the graphs, and numbers their values."""
+
+    def __init__(self) -> None:
+        self.calls: list[LayerCall] = []
+        self._num_values = 0
+        self._times_called: Counter[str] = Counter()
+
+    def new_value(self) -> int:
+        self._num_values += 1
+        return self._num_values - 1
+
+    def add_graph(self, graph: Functional, inputs: Sequence[int], prefix: str) -> list[int]:
+        """Adds every call of a graph that reads `inputs`; returns the numbers of its outputs."""
+        numbers = {id(tensor): value for tensor, value in zip(graph.inputs, inputs)}
+        for node in nodes_in_order(graph):
+            nested = _nested_graph(node)
+            if nested is None:
+                outputs = self._add_node(node, numbers, prefix)
+            else:
+                path = f"{prefix}{node.operation.name}/"
+                entered = self._add_entry(node, nested, numbers, path)
+                outputs = self.add_graph(nested, entered, path)
+            numbers.update((id(tensor), value) for tensor, value in zip(node.outputs, outputs))
+        return [numbers[id(tensor)] for tensor in graph.outputs]
+
+    def add_chained(self, layer: keras.Layer, value: int) -> int:
+        """Adds a layer that takes one value, of any structure, and returns one."""
+        output = self.new_value()
+
+        def run(values: Sequence[Value], training: bool) -> list[Value]:
+            return [_call(layer, (values[0],), {}, training)]
+
+        self._append(layer.name, layer, (value,), (output,), run)
+        return output
+
+    def _add_node(self, node: Any, numbers: dict[int, int], prefix: str) -> list[int]:
+        tensors = list({id(tensor): tensor for tensor in node.input_tensors}.values())
+        outputs = [self.new_value() for _ in node.outputs]
+
+        def run(values: Sequence[Value], training: bool) -> list[Value]:
+            filled = {id(tensor): value for tensor, value in zip(tensors, values)}
+            args, kwargs = node.arguments.fill_in(filled)
+            return tree.flatten(_call(node.operation, args, kwargs, training))
+
+        self._append(
+            f"{prefix}{node.operation.name}",
+            node.operation,
+            tuple(numbers[id(tensor)] for tensor in tensors),
+            tuple(outputs),
+            run,
+            input_specs=tuple(tensors),
+            output_specs=tuple(node.outputs),
+        )
+        return outputs
+
+    def _add_entry(
+        self, node: Any, nested: Functional, numbers: dict[int, int], path: str
+    ) -> list[int]:
+        tensors = list(node.input_tensors)
+        outputs = [self.new_value() for _ in nested.inputs]
+
+        def run(values: Sequence[Value], training: bool) -> list[Value]:
+            filled = {id(tensor): value for tensor, value in zip(tensors, values)}
+            args, _ = node.arguments.fill_in(filled)
+            return nested._standardize_inputs(args[0])
+
+        self._append(
+            f"{path}inputs",
+            node.operation,
+            tuple(numbers[id(tensor)] for tensor in tensors),
+            tuple(outputs),
+            run,
+            is_entry=True,
+        )
+        return outputs
+
+    def _append(self, name: str, layer: Any, inputs: Any, outputs: Any, run: Any, **rest: Any):
+        self._times_called[name] += 1
+        times = self._times_called[name]
+        unique = name if times == 1 else f"{name}@{times}"
+        self.calls.append(LayerCall(unique, layer, inputs, outputs, run, **rest))
+
+
+def _nested_graph(node: Any) -> Functional | None:
+    """The graph inside a call of a nested model, if walking it means the same as calling it."""
+    graph = graph_of(node.operation)
+    arguments = node.arguments
+    given = {name for name, value in arguments.kwargs.items() if value is not None}
+    is_plain_call = len(arguments.args) == 1 and given <= {"training"}
+    has_own_effects = getattr(node.operation, "activity_regularizer", None) is not None
+    return graph if is_plain_call and not has_own_effects else None
+
+
+def _call(operation: Any, args: Any, kwargs: dict[str, Any], training: bool) -> Value:
+    """Calls a layer as a Functional model does: `training` goes to every layer that knows it."""
+    if "training" in getattr(operation, "_call_context_args", ()):
+        kwargs = {**kwargs, "training": training}
+    return operation(*args, **kwargs)

@@ -1,0 +1,181 @@
+"""A model and a plan become stages: their layers, what flows between them, whose variables.
+
+No layer is copied. A stage is a range of the model's own calls, and moving it to a device moves the
+variables of the user's own layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_mgpu.blueprint.partition import PartitionPlan
+from keras_mgpu.internals.keras_internals import move_variable, own_state, own_weights
+from keras_mgpu.model.layer_calls import LayerCall, LayerCalls
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """A range of a model's calls, pinned to a device.
+
+    Attributes:
+        index: Its place in the pipeline, from 0.
+        device: The device string its ops and variables are pinned to.
+        calls: The layer calls it makes, in order.
+        inputs: Numbers of the values it takes: from the data or from any stage before it.
+        outputs: Numbers of the values it hands on: to any stage behind it, or out of the model.
+        variables: The variables that live with it.
+        borrowed: The variables its layers use that live with a stage before it.
+    """
+
+    index: int
+    device: str
+    calls: tuple[LayerCall, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    variables: tuple[keras.Variable, ...]
+    borrowed: tuple[keras.Variable, ...]
+
+    @property
+    def layers(self) -> list[Any]:
+        """Each layer once, in the order of its first call."""
+        return list({id(c.layer): c.layer for c in self.calls if not c.is_entry}.values())
+
+    @property
+    def sublayers(self) -> list[keras.Layer]:
+        """Its layers, and the layers inside them."""
+        return [sublayer for layer in self.layers for sublayer in _flatten(layer)]
+
+    @property
+    def state(self) -> list[keras.Variable]:
+        """What its layers may assign while they are called: statistics, seeds, metrics."""
+        return list({id(v): v for layer in self.sublayers for v in own_state(layer)}.values())
+
+    @property
+    def new_weights(self) -> list[keras.Variable]:
+        """Weights that its layers got after it was made."""
+        known = {id(v) for v in (*self.variables, *self.borrowed)}
+        weights = [weight for layer in self.sublayers for weight in own_weights(layer)]
+        return [weight for weight in weights if id(weight) not in known]
+
+    @property
+    def tables(self) -> list[keras.Variable]:
+        """Weights that live with it and of which a sample uses some rows."""
+        embeddings = [each for each in self.sublayers if isinstance(each, keras.layers.Embedding)]
+        of_embeddings = {id(v) for layer in embeddings for v in layer.variables}
+        return [variable for variable in self.variables if id(variable) in of_embeddings]
+
+    def __str__(self) -> str:
+        names = [call.name for call in self.calls if not call.is_entry]
+        layers = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
+        return f"stage {self.index} ({layers}) on {self.device}"
+
+
+def make_stages(
+    model: LayerCalls, plan: PartitionPlan, devices: Sequence[str]
+) -> tuple[Stage, ...]:
+    """Cuts the model's calls as planned, one range for each device."""
+    ranges = _ranges(model.calls, plan.ends)
+    stages: list[Stage] = []
+    homes: set[int] = set()
+    for index, (calls, device) in enumerate(zip(ranges, devices)):
+        later = [call for following in ranges[index + 1 :] for call in following]
+        used = _variables(calls)
+        stages.append(
+            Stage(
+                index=index,
+                device=device,
+                calls=calls,
+                inputs=_read_by(calls),
+                outputs=_needed_behind(calls, later, model.outputs),
+                variables=tuple(v for v in used if id(v) not in homes),
+                borrowed=tuple(v for v in used if id(v) in homes),
+            )
+        )
+        homes.update(id(v) for v in used)
+    return tuple(stages)
+
+
+def place_variables(stages: Iterable[Stage]) -> None:
+    """Moves every variable to its stage's device.
+
+    All new variables are made before the first is put in place, so that a device without enough
+    memory leaves the model as it was.
+    """
+    moves = [
+        (variable, copy_to(variable, stage.device))
+        for stage in stages
+        for variable in stage.variables
+        if not _is_on(variable, stage.device)
+    ]
+    for variable, value in moves:
+        move_variable(variable, value)
+
+
+def copy_to(variable: keras.Variable, device: str) -> tf.Variable:
+    """A `tf.Variable` on `device` with the value of a Keras variable."""
+    old = variable._value
+    with tf.device(device):
+        return tf.Variable(
+            old.read_value(),
+            dtype=old.dtype,
+            trainable=old.trainable,
+            name=variable.name,
+            aggregation=old.aggregation,
+            synchronization=old.synchronization,
+        )
+
+
+def _is_on(variable: keras.Variable, device: str) -> bool:
+    is_at = tf.DeviceSpec.from_string(variable._value.device)
+    wanted = tf.DeviceSpec.from_string(device)
+    return is_at == is_at.make_merged_spec(wanted)
+
+
+def _ranges(calls: Sequence[LayerCall], ends: Sequence[int]) -> list[tuple[LayerCall, ...]]:
+    """Cuts the calls where the plan, which does not count entries, says so."""
+    ranges: list[list[LayerCall]] = [[] for _ in ends]
+    stage, counted = 0, 0
+    for call in calls:
+        if not call.is_entry and counted == ends[stage]:
+            stage += 1
+        if call.is_entry and counted == ends[stage]:
+            ranges[stage + 1].append(call)
+            continue
+        ranges[stage].append(call)
+        counted += 0 if call.is_entry else 1
+    return [tuple(each) for each in ranges]
+
+
+def _read_by(calls: Sequence[LayerCall]) -> tuple[int, ...]:
+    made: set[int] = set()
+    read: dict[int, None] = {}
+    for call in calls:
+        read.update((value, None) for value in call.inputs if value not in made)
+        made.update(call.outputs)
+    return tuple(read)
+
+
+def _needed_behind(
+    calls: Sequence[LayerCall], later: Sequence[LayerCall], model_outputs: Sequence[int]
+) -> tuple[int, ...]:
+    needed = {value for call in later for value in call.inputs} | set(model_outputs)
+    return tuple(value for call in calls for value in call.outputs if value in needed)
+
+
+def _variables(calls: Sequence[LayerCall]) -> list[keras.Variable]:
+    found: dict[int, keras.Variable] = {}
+    for call in calls:
+        if isinstance(call.layer, keras.Layer) and not call.is_entry:
+            for sublayer in _flatten(call.layer):
+                own = [*sublayer._trainable_variables, *own_state(sublayer)]
+                found.update((id(v), v) for v in own)
+    return list(found.values())
+
+
+def _flatten(layer: Any) -> list[keras.Layer]:
+    return list(layer._flatten_layers()) if isinstance(layer, keras.Layer) else []

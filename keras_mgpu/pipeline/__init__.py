@@ -1,0 +1,1 @@
+"""A split model that trains: `PipelineSplit` and everything below it."""

@@ -1,0 +1,1 @@
+"""The end of the pipeline: the compiled loss and metrics, one micro-batch at a time."""

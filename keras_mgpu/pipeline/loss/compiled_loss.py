@@ -1,0 +1,276 @@
+"""The compiled loss and metrics, and what can be done with them a micro-batch at a time.
+
+Whether a loss can be taken apart, and what its parts are divided by, is found out with the first
+batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from keras_mgpu.internals.keras_internals import (
+    build_losses_and_metrics,
+    loss_entries,
+    move_variable,
+)
+from keras_mgpu.model.layer_calls import LayerCall, Value
+from keras_mgpu.model.stages import copy_to
+from keras_mgpu.pipeline import micro_batches
+from keras_mgpu.pipeline.loss import loss_terms, separability
+from keras_mgpu.pipeline.loss.loss_terms import COUPLED, ONE, ROWS, SAMPLES
+from keras_mgpu.pipeline.micro_batches import COUNT, Batch
+from keras_mgpu.pipeline.stage.stage_function import AssignmentScope
+from keras_mgpu.pipeline.stage.value_function import KEEP_AS_CALL, ValueFunction
+
+
+class CompiledLoss:
+    """The loss and metrics of a compiled model, and what has been found out about them.
+
+    Lives from one `compile` to the next.
+
+    Args:
+        model: The user's compiled model.
+        device: Where the last stage is; metrics live beside it.
+        eager: Whether steps run without being traced.
+        num_micro_batches: How often one step takes a loss.
+    """
+
+    def __init__(
+        self, model: keras.Model, device: str, eager: bool, num_micro_batches: int
+    ) -> None:
+        self.model = model
+        self.device = device
+        self.rules: list[str] = []
+        self.metrics_can_be_split = True
+        self._is_cut = num_micro_batches > 1
+        options: dict[str, Any] = KEEP_AS_CALL if self._is_cut else {}
+        self.take_apart = ValueFunction(self._take_apart, eager, **options)
+        self.take_whole = ValueFunction(self._take_whole, eager)
+        self._added_rules: dict[int, str] = {}
+        self._found: dict[str, tuple[list[str], bool]] = {}
+
+    @property
+    def couples_samples(self) -> bool:
+        return COUPLED in self.rules
+
+    def get_ready(self, x: Value, y: Value, y_pred: Value, sample_weight: Value) -> None:
+        """Builds losses and metrics for outputs like these, and finds their rules.
+
+        Rules depend on what a batch brings: with weights, a loss may divide by other things.
+        """
+        brings = str(tree.map_structure(lambda leaf: leaf is not None, (y, sample_weight)))
+        if brings not in self._found:
+            if not self._found:
+                with _before_the_trace():
+                    build_losses_and_metrics(self.model, x, y, y_pred, sample_weight)
+                    self._place_metrics()
+            self.rules = [term.find_rule() for term in self._terms(y, y_pred, sample_weight)]
+            self.metrics_can_be_split = self._probe_metrics(y, y_pred, sample_weight)
+            self._say_what_is_gathered()
+            self._found[brings] = self.rules, self.metrics_can_be_split
+        self.rules, self.metrics_can_be_split = self._found[brings]
+
+    def added_rule(self, call: LayerCall, read: list[Value], training: bool) -> str:
+        """How a loss that a layer adds itself makes up the whole batch's: as mean or as sum."""
+        key = id(call)
+        if key not in self._added_rules:
+            rules = {SAMPLES: separability.mean_of_parts, ONE: separability.sum_of_parts}
+            modes = (training, False)
+            found = [
+                separability.find_rule(_losses_of(call, mode), (read,), rules) for mode in modes
+            ]
+            rule = next((each for each in found if each is not None), None)
+            if rule is None:
+                warnings.warn(
+                    f"The loss that layer '{call.name}' adds is neither a mean nor a sum over "
+                    "samples. It is taken for each micro-batch and averaged, which can differ "
+                    "from the whole batch's value. Use `micro_batches=1` for the latter.",
+                    stacklevel=2,
+                )
+            self._added_rules[key] = rule or SAMPLES
+        return self._added_rules[key]
+
+    def divisors(
+        self, batch: Batch, y_pred: Value, forward: Callable[[Value], Value]
+    ) -> list[tf.Tensor]:
+        """What the whole batch's loss terms are divided by; it must be known before any backward.
+
+        Where a mask decides, it is found by running the whole batch through the layers for the
+        mask alone: TensorFlow prunes what the mask does not depend on, most often everything.
+
+        Args:
+            batch: The whole batch.
+            y_pred: The outputs of its first micro-batch, with their masks.
+            forward: Runs the model's layers on inputs.
+        """
+        first = self._terms(batch.y_parts[0], y_pred, batch.weight_parts[0])
+        if not any(term.needs_outputs(rule) for term, rule in zip(first, self.rules)):
+            samples = tf.cast(batch.sizes.batch, COUNT)
+            return [tf.ones((), COUNT) if rule in (ONE, ROWS) else samples for rule in self.rules]
+
+        def count(notes: Any, values: list[Value], num_samples: tf.Tensor) -> list[tf.Tensor]:
+            x, y, sample_weight = values
+            with AssignmentScope():
+                outputs = forward(x)
+            terms = self._terms(y, outputs, sample_weight)
+            return [term.divisor(rule, num_samples) for term, rule in zip(terms, self.rules)]
+
+        eager = tf.executing_eagerly()
+        values = [batch.x, batch.y, batch.sample_weight]
+        return ValueFunction(count, eager)(values, batch.sizes.batch)[0]
+
+    def _terms(self, y: Value, y_pred: Value, sample_weight: Value) -> list[loss_terms.Term]:
+        if self.model._compile_loss is None:
+            return []
+        return loss_terms.resolve(self.model._compile_loss, y, y_pred, sample_weight)
+
+    def _take_apart(
+        self,
+        notes: dict[str, Any],
+        values: list[Value],
+        num_samples: tf.Tensor,
+        scale: tf.Tensor,
+        *divisors: tf.Tensor,
+    ) -> Any:
+        """One micro-batch: its part of each term, gradients of its outputs, and its metrics."""
+        y, y_pred, sample_weight = values
+        is_used = tf.cast(num_samples > 0, COUNT)
+        if self._is_cut:
+            micro_batches.check_rows(y_pred, num_samples)
+        with tf.name_scope("loss"), _Gradients(y_pred, scale) as gradients:
+            parts = []
+            terms = self._terms(y, y_pred, sample_weight)
+            for term, rule, divisor in zip(terms, self.rules, divisors):
+                share = is_used * tf.math.divide_no_nan(term.divisor(rule, num_samples), divisor)
+                value = term.value()
+                parts.append(value * tf.cast(share, value.dtype))
+            gradients.of(parts, terms)
+        if self.metrics_can_be_split and self.model._compile_metrics is not None:
+            tf.cond(
+                num_samples > 0,
+                lambda: self._update_metrics(y, y_pred, sample_weight),
+                lambda: tf.zeros((), tf.bool),
+            )
+        return parts, gradients.found
+
+    def _take_whole(self, notes: dict[str, Any], values: list[Value], scale: tf.Tensor) -> Any:
+        """The whole batch at once: each term, and gradients of all outputs."""
+        y, y_pred, sample_weight = values
+        with tf.name_scope("loss"), _Gradients(y_pred, scale) as gradients:
+            terms = self._terms(y, y_pred, sample_weight)
+            parts = [term.value() for term in terms]
+            gradients.of(parts, terms)
+        return parts, gradients.found
+
+    def update_metrics_with_all(self, y: Value, y_pred: Value, sample_weight: Value) -> None:
+        """For metrics that need the whole batch at once."""
+        self.model._compile_metrics.update_state(y, y_pred, sample_weight)
+
+    def _update_metrics(self, y: Value, y_pred: Value, sample_weight: Value) -> tf.Tensor:
+        self.model._compile_metrics.update_state(y, y_pred, sample_weight)
+        return tf.ones((), tf.bool)
+
+    def _place_metrics(self) -> None:
+        """Metrics read the last stage's outputs: beside it, nothing needs to be copied."""
+        metrics = [self.model._compile_metrics] if self.model._compile_metrics else []
+        for variable in [v for metric in metrics for v in metric.variables]:
+            move_variable(variable, copy_to(variable, self.device))
+
+    def _probe_metrics(self, y: Value, y_pred: Value, sample_weight: Value) -> bool:
+        metrics = self.model._compile_metrics
+        if metrics is None:
+            return True
+
+        def state_after(*batches: Any) -> list[Any]:
+            fresh = [(v, tf.zeros(v.shape, v.dtype)) for v in metrics.variables]
+            with keras.StatelessScope(fresh) as scope:
+                metrics.update_state(*batches)
+                return [scope.get_current_value(v) for v in metrics.variables]
+
+        rules = {ONE: separability.sum_of_parts}
+        return separability.find_rule(state_after, (y, y_pred, sample_weight), rules) is not None
+
+    def _say_what_is_gathered(self) -> None:
+        if self.couples_samples:
+            entries = loss_entries(self.model._compile_loss)
+            names = [e.loss.name for (e, _), rule in zip(entries, self.rules) if rule == COUPLED]
+            warnings.warn(
+                f"The loss {', '.join(names)} couples the samples of a batch. To stay exact, the "
+                "outputs of all micro-batches are gathered and the loss is taken once, so all "
+                "forward passes run before the first backward pass (the order of "
+                'schedule="gpipe", and its memory).',
+                stacklevel=2,
+            )
+        if not self.metrics_can_be_split:
+            warnings.warn(
+                "A metric given to `compile` does not add up over micro-batches. To stay exact, "
+                "the outputs of all micro-batches are kept and metrics are updated once a batch.",
+                stacklevel=2,
+            )
+
+
+class _Gradients:
+    """Records a loss and finds the gradients of the outputs it was taken from."""
+
+    def __init__(self, y_pred: Value, scale: tf.Tensor) -> None:
+        self._leaves = tree.flatten(y_pred)
+        self._scale = scale
+        self.found: list[tf.Tensor | None] = []
+
+    def __enter__(self) -> _Gradients:
+        self._tape = tf.GradientTape(watch_accessed_variables=False)
+        self._tape.__enter__()
+        self._tape.watch([leaf for leaf in self._leaves if _is_float(leaf)])
+        return self
+
+    def of(self, parts: Sequence[tf.Tensor], terms: Sequence[loss_terms.Term]) -> None:
+        """The gradient of the weighted sum of all terms, times the scale."""
+        self._weighted = [
+            (part if term.weight is None else part * term.weight) * tf.cast(self._scale, part.dtype)
+            for part, term in zip(parts, terms)
+        ]
+
+    def __exit__(self, *exception: Any) -> None:
+        self._tape.__exit__(*exception)
+        if exception[0] is None:
+            sources = [leaf for leaf in self._leaves if _is_float(leaf)]
+            gradients = iter(self._tape.gradient(self._weighted, sources) if self._weighted else [])
+            self.found = [next(gradients, None) if _is_float(x) else None for x in self._leaves]
+
+
+def as_loss(value: Any) -> tf.Tensor:
+    """In the type in which Keras adds losses up."""
+    return tf.cast(value, keras.backend.floatx())
+
+
+def _is_float(leaf: Any) -> bool:
+    return isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating
+
+
+def _losses_of(call: LayerCall, training: bool) -> Callable[[list[Value]], tf.Tensor]:
+    """What a layer adds to the loss, as a function of what it reads."""
+
+    def losses(read: list[Value]) -> tf.Tensor:
+        with AssignmentScope() as scope:
+            call.run(read, training)
+            return tf.add_n([as_loss(tf.reduce_sum(x)) for x in scope.losses])
+
+    return losses
+
+
+@contextlib.contextmanager
+def _before_the_trace() -> Iterator[None]:
+    """For making variables, as if before: whatever makes some is traced twice otherwise."""
+
+    def create(next_creator: Callable[..., Any], **options: Any) -> Any:
+        return next_creator(**options | {"experimental_enable_variable_lifting": False})
+
+    with tf.init_scope(), tf.variable_creator_scope(create):
+        yield

@@ -1,0 +1,429 @@
+"""`PipelineSplit`: a Keras model over several devices, trained as Keras trains it."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+import weakref
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from keras_mgpu.blueprint.partition import PartitionPlan
+from keras_mgpu.blueprint.schedule import Schedule
+from keras_mgpu.blueprint.timeline import Costs, Sizes
+from keras_mgpu.internals.keras_internals import no_automatic_dependency_tracking
+from keras_mgpu.model import layer_calls
+from keras_mgpu.model.layer_calls import LayerCalls
+from keras_mgpu.model.stages import Stage, place_variables
+from keras_mgpu.pipeline import optimizer_slots, planning, stage_errors, validation
+from keras_mgpu.pipeline.loss import loss_terms
+from keras_mgpu.pipeline.loss.compiled_loss import CompiledLoss
+from keras_mgpu.pipeline.micro_batches import Batch
+from keras_mgpu.pipeline.pipeline import Pipeline
+from keras_mgpu.pipeline.state_flow import StateFlow
+from keras_mgpu.pipeline.verify import VerifyReport, verify
+
+if TYPE_CHECKING:
+    from keras_mgpu.profiling.measured_timeline import MeasuredStep
+
+
+class PipelineSplit(keras.Model):
+    """Splits a Keras model over devices and pipelines micro-batches through it.
+
+    The layers are partitioned into stages, each pinned to a device. A batch is cut into
+    micro-batches that follow one another through the stages, so that the devices work at the same
+    time. Everything else stays Keras: `compile`, `fit`, `evaluate`, `predict`, callbacks, `save`.
+    Training gives the same numbers as the unsplit model, and trains the model object it was given.
+
+    Example:
+
+    ```python
+    split = PipelineSplit(model, devices=["/GPU:0", "/GPU:1"], micro_batches=8)
+    split.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    split.fit(x, y, epochs=3)
+    split.save("model.keras")  # a plain Keras file
+    ```
+
+    Args:
+        model: A built Sequential or Functional model, or a list of built layers or models of any
+            kind, one a stage. Its variables are moved to their stages' devices.
+        devices: List of device strings, one a stage. The same device may stand more than once.
+            Defaults to every visible GPU.
+        micro_batches: Integer. How many pieces a batch is cut into. Defaults to four a device.
+        schedule: `"1f1b"` (one forward, one backward: few micro-batches alive at once), `"gpipe"`
+            (all forwards, then all backwards), `"interleaved"` (several stages a device: a smaller
+            bubble) or `"zero_bubble"` (gradients of weights where a device would wait). Or one of
+            your own: a `Schedule`, or the ops of each device such as
+            `["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]`. Defaults to `"1f1b"`.
+        cuts: Names of the layers that end a stage, or a `PartitionPlan`. Layers of nested models
+            are named like `"encoder/dense_1"`. Defaults to the balance of estimated cost.
+        stages_per_device: Integer. Into how many stages a device's part is cut; stages go over the
+            devices round by round. Defaults to 2 for `"interleaved"`, to 1 for all others.
+        recompute: Keep only what a stage is given and run its forward pass again right before the
+            backward pass: less memory, more time. `True` for all stages, a list of stage numbers
+            for these, `"auto"` for those where it saves memory. Defaults to `False`.
+        batch_norm: `"deferred"`: moving statistics move once a batch; `"micro_batch"`: once a
+            micro-batch. Defaults to `"deferred"`.
+        jit_compile: Whether XLA compiles each stage for its own device. Defaults to `False`.
+        name: Optional name of the wrapper.
+
+    Attributes:
+        model: The user's own model, trained in place.
+        plan: The `PartitionPlan`: which layers make up which stage.
+        schedule: The `Schedule`: the order of forward and backward passes.
+        stages: The `Stage`s, with their devices and variables.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model | Sequence[keras.Layer],
+        devices: Sequence[str] | None = None,
+        micro_batches: int | None = None,
+        schedule: str | Schedule | Sequence[Any] = "1f1b",
+        cuts: Sequence[str] | PartitionPlan | None = None,
+        stages_per_device: int | None = None,
+        recompute: bool | str | Collection[int] = False,
+        batch_norm: str = "deferred",
+        jit_compile: bool = False,
+        name: str | None = None,
+    ) -> None:
+        validation.check_environment()
+        validation.check_options(micro_batches, schedule, batch_norm, jit_compile)
+        model, calls = _as_calls(model)
+        names = planning.devices_of_stages(devices, stages_per_device, schedule)
+        num = None if micro_batches is None else int(micro_batches)
+        order = planning.make_schedule(schedule, names, num, recompute)
+        plan = planning.make_plan(calls, cuts, len(names))
+        pipeline = Pipeline(calls, plan, names, order, batch_norm)
+        sublayers = [layer for stage in pipeline.stages for layer in stage.sublayers]
+        validation.check_can_be_cut(sublayers, pipeline.schedule.num_micro_batches)
+        _warn_of_norms(pipeline)
+        place_variables(pipeline.stages)
+
+        super().__init__(name=name or f"{model.name}_split")
+        self._pipeline = pipeline
+        self._compiles_stages = self._compiles_stages_now = jit_compile
+        self.model = model
+        self.built = True
+        _forget_traces(model)
+        model._split_by = weakref.ref(self)
+        if model.compiled:
+            self._share_compiled()
+
+    @property
+    def plan(self) -> PartitionPlan:
+        return self._pipeline.plan
+
+    @property
+    def schedule(self) -> Schedule:
+        return self._pipeline.schedule
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return self._pipeline.stages
+
+    @property
+    def micro_batches(self) -> int:
+        return self.schedule.num_micro_batches
+
+    @property
+    def devices(self) -> list[str]:
+        return [stage.device for stage in self.stages]
+
+    # Keras: training.
+
+    def compile(
+        self,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
+        loss_weights: Any = None,
+        metrics: Any = None,
+        weighted_metrics: Any = None,
+        run_eagerly: bool = False,
+        steps_per_execution: int = 1,
+        jit_compile: bool | str = "auto",
+        auto_scale_loss: bool = True,
+    ) -> None:
+        """Configures the model for training, exactly as `keras.Model.compile` does.
+
+        The model inside is compiled with the same optimizer, losses and metrics. With
+        `jit_compile=True` each stage is compiled by XLA for its own device.
+        """
+        validation.check_no_strategy()
+        self.model.compile(
+            optimizer=optimizer,
+            loss=loss,
+            loss_weights=loss_weights,
+            metrics=metrics,
+            weighted_metrics=weighted_metrics,
+            run_eagerly=run_eagerly,
+            steps_per_execution=steps_per_execution,
+            jit_compile=False,
+            auto_scale_loss=auto_scale_loss,
+        )
+        # In the saved file stands what the user asked for: unsplit, XLA may well be used.
+        self.model._compile_config.config["jit_compile"] = jit_compile
+        self._compiles_stages_now = self._compiles_stages or jit_compile is True
+        self._share_compiled()
+
+    @no_automatic_dependency_tracking
+    def _share_compiled(self) -> None:
+        """Trains with the optimizer, losses and metrics that the model inside is compiled with."""
+        model = self.model
+        validation.check_no_new_weights(model, self.stages)
+        super().compile(
+            optimizer=model.optimizer,
+            loss=model.loss,
+            run_eagerly=model.run_eagerly,
+            steps_per_execution=model.steps_per_execution,
+            jit_compile=False,
+            auto_scale_loss=False,
+        )
+        self._compile_loss = model._compile_loss
+        self._compile_metrics = model._compile_metrics
+        self._loss_tracker = model._loss_tracker
+        self._compile_config = model._compile_config
+        self._pipeline.forget_traces(model.run_eagerly, self._compiles_stages_now)
+        self._compiled = CompiledLoss(
+            model, self.devices[-1], model.run_eagerly, self.micro_batches
+        )
+        if self.optimizer is not None and self.optimizer.built:
+            optimizer_slots.place_slots(self.optimizer)
+
+    def _assert_compile_called(self, method_name: str | None = None) -> None:
+        """Keras asks this first. Somebody may have compiled the model inside in the meantime."""
+        shared = getattr(self, "_compile_config", None)
+        if self.model.compiled and shared is not self.model._compile_config:
+            self._share_compiled()
+        super()._assert_compile_called(method_name)
+
+    def make_train_function(self, force: bool = False) -> Any:
+        validation.check_no_strategy()
+        if self.train_function is None or force:
+            if self.optimizer is not None and self.trainable_weights:
+                optimizer_slots.build_beside(self.optimizer, self.trainable_weights)
+            super().make_train_function(force=True)
+            self.train_function = self._naming_stages(self.train_function)
+        return self.train_function
+
+    def make_test_function(self, force: bool = False) -> Any:
+        if self.test_function is None or force:
+            super().make_test_function(force=True)
+            self.test_function = self._naming_stages(self.test_function)
+        return self.test_function
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        if self.predict_function is None or force:
+            super().make_predict_function(force=True)
+            self.predict_function = self._naming_stages(self.predict_function)
+        return self.predict_function
+
+    def _naming_stages(self, function: Any) -> Any:
+        def run(data: Any) -> Any:
+            with stage_errors.in_step(self.stages), self._pipeline.around_step():
+                return function(data)
+
+        return run
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        """One step: all micro-batches through the pipeline, then one update of the weights."""
+        batch = self._pipeline.cut("train", *keras.utils.unpack_x_y_sample_weight(data))
+        weights = self.trainable_weights
+        loss, gradients, state = self._loss_and_gradients(batch, weights)
+        self._loss_tracker.update_state(loss, sample_weight=batch.sizes.batch)
+        # What layers assigned comes before the update of the weights, as in plain Keras.
+        state.assign()
+        if weights:
+            optimizer_slots.apply_beside(self.optimizer, gradients, weights)
+        else:
+            warnings.warn("The model does not have any trainable weights.", stacklevel=2)
+        return self.get_metrics_result()
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        """Loss and metrics of a batch, in forward passes only."""
+        pipeline = self._pipeline
+        batch = pipeline.cut("test", *keras.utils.unpack_x_y_sample_weight(data))
+        head = pipeline.loss_head(self._compiled, batch, training=False, scale=tf.ones(()))
+        state = pipeline.state(batch)
+        pipeline.forward(batch, head, state)
+        loss = head.finish() + loss_terms.penalty(self.trainable_weights)
+        self._loss_tracker.update_state(loss, sample_weight=batch.sizes.batch)
+        state.assign()
+        return self.get_metrics_result()
+
+    def predict_step(self, data: Any) -> Any:
+        """The outputs of a batch."""
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        return self._pipeline.predict(self._pipeline.cut("predict", x))
+
+    def _loss_and_gradients(
+        self, batch: Batch, weights: Sequence[keras.Variable]
+    ) -> tuple[tf.Tensor, list[Any], StateFlow]:
+        """The loss, the gradient of each weight for the scaled loss, and the layers' state."""
+        pipeline, one = self._pipeline, tf.ones(())
+        scale = one if self.optimizer is None else self.optimizer.scale_loss(one)
+        state = pipeline.state(batch)
+        head, gradients = pipeline.train(
+            batch,
+            lambda: pipeline.loss_head(self._compiled, batch, training=True, scale=scale),
+            state,
+            weights,
+        )
+        loss = head.finish() + loss_terms.penalty(weights)
+        return loss, loss_terms.add_penalty_gradients(gradients, weights, scale), state
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        """Runs the layers stage by stage, each on its device, without micro-batches."""
+        calls = self._pipeline.calls
+        values = dict(zip(calls.inputs, calls.standardize(inputs)))
+        for stage in self.stages:
+            with tf.device(stage.device):
+                for call in stage.calls:
+                    read = [values[number] for number in call.inputs]
+                    values.update(zip(call.outputs, call.run(read, training)))
+        return calls.pack_outputs([values[number] for number in calls.outputs])
+
+    def verify(self, x: Any, y: Any = None, sample_weight: Any = None) -> VerifyReport:
+        """Takes one step split and one unsplit from the same state, and compares them.
+
+        Nothing is changed by it: no weight, no statistic, no seed, no metric.
+
+        Args:
+            x: A batch of inputs.
+            y: Its targets.
+            sample_weight: Optional weights of its samples.
+
+        Returns:
+            A `VerifyReport` with the largest differences of the loss and of every variable's
+            gradient. Printed, it is a table.
+        """
+        self._assert_compile_called("verify")
+        return verify(self, x, y, sample_weight)
+
+    def measure(self, num_samples: int) -> tuple[Costs, Sizes]:
+        """Runs each stage by itself: what a micro-batch costs in time and in memory.
+
+        `replay(split.schedule, costs)` then predicts a step on devices that each work as fast as
+        this one does alone, and its `peak_memory(sizes)` the memory. Call `fit` before.
+
+        Args:
+            num_samples: Integer. The size of the micro-batch.
+
+        Returns:
+            A pair: `Costs` in seconds, and `Sizes` in bytes. What loops keep, as in recurrent
+            layers, is not counted among the bytes.
+        """
+        return self._pipeline.measure(num_samples)
+
+    def profile(self, x: Any, y: Any = None, sample_weight: Any = None) -> MeasuredStep:
+        """Runs a training step under TensorFlow's profiler, and takes it back.
+
+        Args:
+            x: A batch of inputs.
+            y: Its targets.
+            sample_weight: Optional weights of its samples.
+
+        Returns:
+            A `MeasuredStep`: when each op of the schedule ran (`.timeline`, of the same form as a
+            predicted one), how busy each device was, what transfers took, and the same schedule
+            `.predicted` with these costs.
+        """
+        from keras_mgpu.profiling.measured_timeline import profile_step
+
+        self._assert_compile_called("profile")
+        return profile_step(self, x, y, sample_weight)
+
+    # Keras: the model inside, where a wrapper would only be in the way.
+
+    @property
+    def layers(self) -> list[keras.Layer]:
+        return self.model.layers
+
+    def get_layer(self, name: str | None = None, index: int | None = None) -> keras.Layer:
+        return self.model.get_layer(name=name, index=index)
+
+    def summary(self, *args: Any, **kwargs: Any) -> None:
+        """Prints the summary of the model inside."""
+        self.model.summary(*args, **kwargs)
+
+    def save(
+        self, filepath: Any, overwrite: bool = True, zipped: bool | None = None, **kwargs: Any
+    ):
+        """Saves the plain model with compile settings and optimizer state.
+
+        `keras.models.load_model` opens the file without this package.
+        """
+        self.model.save(filepath, overwrite=overwrite, zipped=zipped, **kwargs)
+
+    def save_weights(self, *args: Any, **kwargs: Any) -> None:
+        self.model.save_weights(*args, **kwargs)
+
+    def load_weights(self, *args: Any, **kwargs: Any) -> None:
+        self.model.load_weights(*args, **kwargs)
+
+    def export(self, *args: Any, **kwargs: Any) -> None:
+        """Exports the plain model for inference."""
+        self.model.export(*args, **kwargs)
+
+    def to_json(self, **kwargs: Any) -> str:
+        return self.model.to_json(**kwargs)
+
+    def get_config(self) -> dict[str, Any]:
+        raise ValueError(
+            "A PipelineSplit is no part of a file: it saves the plain model. Use "
+            '`split.save("model.keras")`, or `split.model` where a Keras model is asked for.'
+        )
+
+
+def _as_calls(model: Any) -> tuple[keras.Model, LayerCalls]:
+    """The model as a flat list of calls; of a list of stages also a plain model that holds them."""
+    if isinstance(model, PipelineSplit):
+        raise ValueError(
+            "This model is already split. Split the plain model inside instead: "
+            f"`PipelineSplit(split.model, ...)`. Received: model={model!r}"
+        )
+    if isinstance(model, (list, tuple)):
+        validation.check_stage_list(model)
+        return keras.Sequential(list(model)), layer_calls.from_stages(model)
+    calls = planning.calls_of(model)
+    split_by = _split_by(model)
+    if split_by is not None:
+        raise ValueError(
+            f"The model '{model.name}' is already split, by '{split_by.name}' over "
+            f"{', '.join(split_by.devices)}, which would go on training variables that have moved. "
+            f"Delete that PipelineSplit first (`del split`). Received: model={model!r}"
+        )
+    return model, calls
+
+
+def _split_by(model: keras.Model) -> PipelineSplit | None:
+    """The wrapper that holds this model, if it is still in use."""
+    reference = getattr(model, "_split_by", None)
+    if reference is not None and reference() is not None:
+        gc.collect()  # Keras models hold themselves: `del` alone does not end one.
+    return None if reference is None else reference()
+
+
+def _warn_of_norms(pipeline: Pipeline) -> None:
+    if pipeline.schedule.num_micro_batches == 1:
+        return
+    layers = {id(each): each for stage in pipeline.stages for each in stage.sublayers}.values()
+    kind = keras.layers.BatchNormalization
+    names = [layer.name for layer in layers if isinstance(layer, kind) and layer.trainable]
+    if names:
+        warnings.warn(
+            "These layers normalize each micro-batch by its own mean and variance while training, "
+            f"not by the whole batch's: {', '.join(names)}. Layer or group normalization does not "
+            "depend on the batch; `micro_batches=1` normalizes as plain Keras does.",
+            stacklevel=3,
+        )
+
+
+def _forget_traces(model: keras.Model) -> None:
+    """Functions traced before the move hold variables that are no longer the model's."""
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.Model):
+            layer.train_function = layer.test_function = layer.predict_function = None

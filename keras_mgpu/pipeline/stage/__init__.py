@@ -1,0 +1,1 @@
+"""One stage as functions: traced, differentiated, cut and compiled."""

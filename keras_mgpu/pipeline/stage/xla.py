@@ -1,0 +1,99 @@
+"""Compiles the functions of a stage with XLA, or finds out that it cannot be done.
+
+XLA may not touch what lies on another device, so it can never compile a whole step; but a stage
+lies on one. Whether it can compile a stage is tried before the first step, on zeros of the right
+shapes: a step that fails halfway cannot be taken back. What compiled then, the step finds again.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_mgpu.pipeline.stage.graph_cut import CutGraph, Piece, PieceFunction
+
+logger = logging.getLogger("keras_mgpu")
+
+# How XLA names the op that it cannot compile, in the forms its messages have.
+NAMES_OP = (
+    r"on XLA_\w+_JIT: (\w+)",
+    r"\{\{(?:function_node|node) \S*?(\w+)\}\}",
+    r"\[Op:(\w+)\]",
+)
+OTHER_SIZE = 2  # Stands for every size that is not known before the step runs.
+
+
+class StageCompiler:
+    """Whether a stage is compiled: yes, until something in it shows that it cannot be.
+
+    Args:
+        stage: The stage.
+    """
+
+    def __init__(self, stage: Any) -> None:
+        self.num_rows: int | None = None
+        self.is_on = True
+        self._stage = stage
+
+    def compiled_or_not(self, make: Callable[[bool], Any]) -> Any:
+        """Makes a function, compiled if that works.
+
+        Args:
+            make: Makes the concrete function; told whether it shall be compiled.
+        """
+        if not self.is_on:
+            return make(False)
+        function = make(True)
+        specs = function.structured_input_signature[0]
+        self.try_out(lambda: function(*map(self.zeros, specs)))
+        return function if self.is_on else make(False)
+
+    def try_out(self, run: Callable[[], Any]) -> None:
+        """Runs something compiled, outside of any graph; switches off what does not work."""
+        try:
+            with tf.init_scope(), tf.device(self._stage.device):
+                run()
+        except (tf.errors.OpError, ValueError, TypeError, NotImplementedError) as error:
+            self.is_on = False
+            logger.warning("%s runs without XLA, which cannot compile %s.", self._stage, _op(error))
+
+    def zeros(self, spec: Any) -> Any:
+        """A value of this form; sizes that are not known are made up."""
+        return zeros_like_spec(spec, self.num_rows or OTHER_SIZE)
+
+
+class CompiledPiece:
+    """A piece of a graph as a function that XLA compiles; called as a `PieceFunction` is."""
+
+    def __init__(self, graph: CutGraph, piece: Piece, name: str, config: bytes) -> None:
+        inner = PieceFunction(graph, piece, name, stays_a_call=False, config=config)
+
+        def call(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            # The last one is for others to wait for, where nothing else is returned.
+            return [*inner(tensors)[0], tf.zeros(())]
+
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in piece.feeds]
+        compiled = tf.function(call, autograph=False, jit_compile=True)
+        self._function = compiled.get_concrete_function(*specs)
+
+    def __call__(self, tensors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Any]:
+        *results, done = self._function(*tensors)
+        return results, done
+
+
+def zeros_like_spec(spec: Any, num_rows: int) -> tf.Tensor:
+    """Zeros of a form of which only the number of rows may be unknown, or else is made up."""
+    sizes = [OTHER_SIZE if size is None else size for size in spec.shape]
+    if sizes and spec.shape[0] is None:
+        sizes[0] = num_rows
+    return tf.zeros(sizes, spec.dtype)
+
+
+def _op(error: Exception) -> str:
+    message = f"{error}"
+    named = next((m for m in (re.search(p, message) for p in NAMES_OP) if m), None)
+    return f"the op {named.group(1)}" if named else f"it ({message.splitlines()[0]})"

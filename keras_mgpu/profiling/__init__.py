@@ -1,0 +1,1 @@
+"""A profiled step, as a timeline and as a picture."""
