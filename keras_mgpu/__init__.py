@@ -21,13 +21,13 @@ if TYPE_CHECKING:
         save_checkpoint,
     )
     from keras_mgpu.checkpoints.resumable import resumable
-    from keras_mgpu.internals.multi_worker_fit import enable_multi_worker_fit
     from keras_mgpu.pipeline.pipeline_split import PipelineSplit
     from keras_mgpu.pipeline.planning import plan
     from keras_mgpu.pipeline.verify import VerifyReport
     from keras_mgpu.placements.api import assert_placement, placement
     from keras_mgpu.placements.report import PlacementReport
     from keras_mgpu.system.devices import logical_devices, pick_devices
+    from keras_mgpu.system.multi_worker_fit import enable_multi_worker_fit
 
 __all__ = [
     "DevicePlacementLogger",
@@ -64,7 +64,7 @@ _HOMES = {
     "Timeline": "blueprint.timeline",
     "VerifyReport": "pipeline.verify",
     "assert_placement": "placements.api",
-    "enable_multi_worker_fit": "internals.multi_worker_fit",
+    "enable_multi_worker_fit": "system.multi_worker_fit",
     "latest_checkpoint": "checkpoints.api",
     "logical_devices": "system.devices",
     "pick_devices": "system.devices",

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from keras_mgpu.internals.keras_internals import (
+from keras_mgpu.internals.keras_training import (
     batch_size_of,
     num_samples_counted,
     refuse_twice,

@@ -23,12 +23,12 @@ from keras_mgpu.checkpoints.save_timing import Passed, make_timing
 from keras_mgpu.checkpoints.saver import Saver, SaveReport, finish_earlier_save
 from keras_mgpu.checkpoints.store import Store
 from keras_mgpu.checkpoints.training_state import TrainingState
-from keras_mgpu.internals.keras_internals import (
+from keras_mgpu.internals.keras_optimizers import steps_of
+from keras_mgpu.internals.keras_training import (
     EpochLength,
     begin_at_epoch,
     build_like_fit,
     refuse_twice,
-    steps_of,
     training_call,
 )
 from keras_mgpu.model.split_model import unsplit

@@ -14,12 +14,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_mgpu.internals.keras_internals import (
+from keras_mgpu.internals.keras_optimizers import steps_of
+from keras_mgpu.internals.keras_training import (
     EpochLength,
     TrainingCall,
     profiled_until,
     refuse_twice,
-    steps_of,
     training_call,
 )
 from keras_mgpu.model.split_model import is_split

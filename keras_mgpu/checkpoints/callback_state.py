@@ -15,13 +15,8 @@ from typing import Any
 import keras
 import numpy as np
 
-# What stock callbacks keep in private attributes. Other private attributes are left alone: open
-# files, profilers that run, and the like.
-PRIVATE = {
-    "ModelCheckpoint": ("_batches_seen_since_last_saving", "_last_batch_seen"),
-    "SwapEMAWeights": ("_ema_weights_in_model",),
-    "TensorBoard": ("_global_train_batch", "_global_test_batch"),
-}
+from keras_mgpu.internals.keras_callbacks import PRIVATE_STATE
+
 # These show things, or are saved by other means.
 LEFT_OUT = ("History", "ProgbarLogger", "DistributedCheckpoint", "BackupAndRestore", "CSVLogger")
 
@@ -184,7 +179,7 @@ def _refuse(value: Any) -> Any:
 
 def _may_be_state(callback: Any, attribute: str) -> bool:
     if attribute.startswith("_"):
-        return attribute in PRIVATE.get(type(callback).__name__, ())
+        return attribute in PRIVATE_STATE.get(type(callback).__name__, ())
     if attribute == "min_delta" and hasattr(callback, "monitor_op"):
         return False  # Keras turns its sign once in each run, when it learns the direction.
     return attribute not in ("params", "model")

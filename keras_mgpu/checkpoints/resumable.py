@@ -17,6 +17,8 @@ import numpy as np
 import tensorflow as tf
 from keras import tree
 
+from keras_mgpu.internals.tf_functions import variant_of
+
 logger = logging.getLogger("keras_mgpu")
 
 
@@ -133,7 +135,7 @@ class ResumableDataset(tf.data.Dataset):
 
         # Every iteration runs this function once, and so asks for its place.
         self._inner = tf.data.Dataset.from_tensors(0).flat_map(rest_of_pass)
-        super().__init__(self._inner._variant_tensor)
+        super().__init__(variant_of(self._inner))
 
     @property
     def next(self) -> Position:

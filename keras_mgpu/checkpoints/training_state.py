@@ -17,7 +17,8 @@ from keras_mgpu.checkpoints.loading import Loaded
 from keras_mgpu.checkpoints.manifest import Manifest
 from keras_mgpu.checkpoints.parts import Snapshot
 from keras_mgpu.checkpoints.resumable import Position
-from keras_mgpu.internals.keras_internals import optimizers_of, steps_of
+from keras_mgpu.internals.keras_optimizers import optimizers_of, steps_of
+from keras_mgpu.internals.keras_training import is_default_strategy
 from keras_mgpu.model.split_model import unsplit
 from keras_mgpu.system.cluster import Workers
 from keras_mgpu.version import __version__
@@ -172,7 +173,7 @@ class TrainingState:
 
     def _topology(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         strategy = self._model.distribute_strategy
-        is_none = type(strategy).__name__.startswith("_Default")
+        is_none = is_default_strategy(strategy)
         devices = sorted({named.device_of(variable) for variable in variables.values()})
         return {
             "strategy": "no strategy" if is_none else type(strategy).__name__,

@@ -14,14 +14,13 @@ from typing import Any
 import tensorflow as tf
 
 from keras_mgpu.checkpoints.manifest import TensorEntry
-from keras_mgpu.internals.keras_internals import (
+from keras_mgpu.internals.keras_graph import flatten_layers
+from keras_mgpu.internals.keras_optimizers import optimizer_variables, optimizers_of, slots_of
+from keras_mgpu.internals.keras_variables import (
     copies_of,
     global_seed_state,
     lasting_name,
-    optimizer_variables,
-    optimizers_of,
     own_state,
-    slots_of,
     value_of,
     variables_by_layer,
 )
@@ -55,7 +54,7 @@ def variables_of(model: Any, optimizer: Any = None) -> dict[str, Any]:
 
 def replica_state_of(model: Any, variables: Variables) -> dict[str, Any]:
     """Of these, what Keras keeps for each replica by itself: statistics and seeds of layers."""
-    layers = unsplit(model)._flatten_layers()
+    layers = flatten_layers(unsplit(model))
     own = {id(variable) for layer in layers for variable in own_state(layer)}
     return {key: variable for key, variable in variables.items() if id(variable) in own}
 

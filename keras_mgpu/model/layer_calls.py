@@ -6,6 +6,7 @@ every layer, those inside nested models too, in the order in which Keras itself 
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,11 +15,14 @@ from typing import Any
 import keras
 from keras import tree
 
-from keras_mgpu.internals.keras_internals import (
+from keras_mgpu.internals.keras_graph import (
     Functional,
     compute_output_spec,
     graph_of,
     nodes_in_order,
+    pack_outputs,
+    standardize_inputs,
+    takes_training,
 )
 
 Value = Any  # What a layer takes or returns: a tensor, or a nested structure of tensors.
@@ -91,18 +95,13 @@ def from_model(model: keras.Model) -> LayerCalls | None:
     inputs = [builder.new_value() for _ in graph.inputs]
     outputs = builder.add_graph(graph, inputs, prefix="")
 
-    def pack_outputs(values: Sequence[Value]) -> Value:
-        packed = tree.pack_sequence_as(graph._outputs_struct, list(values))
-        is_single = isinstance(packed, (list, tuple)) and len(packed) == 1
-        return packed[0] if is_single else packed
-
     return LayerCalls(
         calls=tuple(builder.calls),
         inputs=tuple(inputs),
         outputs=tuple(outputs),
-        standardize=graph._standardize_inputs,
-        pack_outputs=pack_outputs,
-        output_spec=lambda inputs: pack_outputs(graph.outputs),
+        standardize=functools.partial(standardize_inputs, graph),
+        pack_outputs=functools.partial(pack_outputs, graph),
+        output_spec=lambda inputs: pack_outputs(graph, graph.outputs),
     )
 
 
@@ -194,7 +193,7 @@ class _Builder:
         def run(values: Sequence[Value], training: bool) -> list[Value]:
             filled = {id(tensor): value for tensor, value in zip(tensors, values)}
             args, _ = node.arguments.fill_in(filled)
-            return nested._standardize_inputs(args[0])
+            return standardize_inputs(nested, args[0])
 
         self._append(
             f"{path}inputs",
@@ -225,6 +224,6 @@ def _nested_graph(node: Any) -> Functional | None:
 
 def _call(operation: Any, args: Any, kwargs: dict[str, Any], training: bool) -> Value:
     """Calls a layer as a Functional model does: `training` goes to every layer that knows it."""
-    if "training" in getattr(operation, "_call_context_args", ()):
+    if takes_training(operation):
         kwargs = {**kwargs, "training": training}
     return operation(*args, **kwargs)

@@ -14,7 +14,14 @@ import keras
 import tensorflow as tf
 
 from keras_mgpu.blueprint.partition import PartitionPlan
-from keras_mgpu.internals.keras_internals import move_variable, own_state, own_weights
+from keras_mgpu.internals.keras_graph import flatten_layers
+from keras_mgpu.internals.keras_variables import (
+    move_variable,
+    own_state,
+    own_trainable,
+    own_weights,
+    tf_variable,
+)
 from keras_mgpu.model.layer_calls import LayerCall, LayerCalls
 
 
@@ -48,7 +55,7 @@ class Stage:
     @property
     def sublayers(self) -> list[keras.Layer]:
         """Its layers, and the layers inside them."""
-        return [sublayer for layer in self.layers for sublayer in _flatten(layer)]
+        return [sublayer for layer in self.layers for sublayer in flatten_layers(layer)]
 
     @property
     def state(self) -> list[keras.Variable]:
@@ -118,7 +125,7 @@ def place_variables(stages: Iterable[Stage]) -> None:
 
 def copy_to(variable: keras.Variable, device: str) -> tf.Variable:
     """A `tf.Variable` on `device` with the value of a Keras variable."""
-    old = variable._value
+    old = tf_variable(variable)
     with tf.device(device):
         return tf.Variable(
             old.read_value(),
@@ -131,7 +138,7 @@ def copy_to(variable: keras.Variable, device: str) -> tf.Variable:
 
 
 def _is_on(variable: keras.Variable, device: str) -> bool:
-    is_at = tf.DeviceSpec.from_string(variable._value.device)
+    is_at = tf.DeviceSpec.from_string(tf_variable(variable).device)
     wanted = tf.DeviceSpec.from_string(device)
     return is_at == is_at.make_merged_spec(wanted)
 
@@ -171,11 +178,7 @@ def _variables(calls: Sequence[LayerCall]) -> list[keras.Variable]:
     found: dict[int, keras.Variable] = {}
     for call in calls:
         if isinstance(call.layer, keras.Layer) and not call.is_entry:
-            for sublayer in _flatten(call.layer):
-                own = [*sublayer._trainable_variables, *own_state(sublayer)]
+            for sublayer in flatten_layers(call.layer):
+                own = [*own_trainable(sublayer), *own_state(sublayer)]
                 found.update((id(v), v) for v in own)
     return list(found.values())
-
-
-def _flatten(layer: Any) -> list[keras.Layer]:
-    return list(layer._flatten_layers()) if isinstance(layer, keras.Layer) else []

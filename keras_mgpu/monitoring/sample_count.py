@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_mgpu.internals.keras_internals import loss_summed, num_samples_counted
+from keras_mgpu.internals.keras_training import loss_summed, num_samples_counted
 
 
 class SampleCount:

@@ -13,12 +13,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_mgpu.internals.keras_internals import (
-    move_variable,
-    rekey_optimizer,
-    slots_of,
-    without_all_reduce,
-)
+from keras_mgpu.internals.keras_optimizers import rekey_optimizer, slots_of, without_all_reduce
+from keras_mgpu.internals.keras_variables import move_variable
+from keras_mgpu.internals.tf_functions import is_eager
 from keras_mgpu.model.stages import copy_to
 
 HOST = "/CPU:0"
@@ -94,7 +91,7 @@ class _InputsDevices:
 
     def _of_tensor(self, tensor: Any) -> str:
         """Where a tensor is made; of one captured from outside a function, where it comes from."""
-        if isinstance(tensor, tf.__internal__.EagerTensor):
+        if is_eager(tensor):
             return tensor.device
         if tensor.op.type == "ReadVariableOp":  # TensorFlow builds reads outside any device scope.
             return tensor.op.device or self._of_tensor(tensor.op.inputs[0])

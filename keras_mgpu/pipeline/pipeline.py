@@ -17,6 +17,7 @@ from keras_mgpu.blueprint import named_schedules
 from keras_mgpu.blueprint.partition import PartitionPlan
 from keras_mgpu.blueprint.schedule import Schedule
 from keras_mgpu.blueprint.timeline import Costs, Sizes
+from keras_mgpu.internals.tf_functions import scratch_graph
 from keras_mgpu.model.layer_calls import LayerCalls, Value
 from keras_mgpu.model.stages import Stage, make_stages
 from keras_mgpu.pipeline import micro_batches
@@ -121,7 +122,7 @@ class Pipeline:
         trainer = self._trainer(weights)
         with self._optimizer.inside_step():
             if not self._eager:
-                with tf.__internal__.FuncGraph("rehearsal").as_default():
+                with scratch_graph("rehearsal").as_default():
                     twins = make_head(), self.state(batch)
                     trainer.rehearse(schedule, feeds[0], self.calls.outputs, *twins)
             return head, trainer.run(schedule, feeds, self.calls.outputs, head, state)

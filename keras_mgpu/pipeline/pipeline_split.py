@@ -14,23 +14,33 @@ import tensorflow as tf
 from keras_mgpu.blueprint.partition import PartitionPlan
 from keras_mgpu.blueprint.schedule import Schedule
 from keras_mgpu.blueprint.timeline import Costs, Sizes
-from keras_mgpu.internals.keras_internals import no_automatic_dependency_tracking
+from keras_mgpu.internals.keras_graph import no_automatic_dependency_tracking
+from keras_mgpu.internals.keras_training import (
+    SharesCompiled,
+    forget_functions,
+    write_jit_compile,
+)
 from keras_mgpu.model import layer_calls
 from keras_mgpu.model.layer_calls import LayerCalls
 from keras_mgpu.model.stages import Stage, place_variables
-from keras_mgpu.pipeline import optimizer_slots, planning, stage_errors, validation
+from keras_mgpu.pipeline import optimizer_slots, planning, validation
 from keras_mgpu.pipeline.loss import loss_terms
 from keras_mgpu.pipeline.loss.compiled_loss import CompiledLoss
 from keras_mgpu.pipeline.micro_batches import Batch
 from keras_mgpu.pipeline.pipeline import Pipeline
+from keras_mgpu.pipeline.stage import stage_errors
 from keras_mgpu.pipeline.state_flow import StateFlow
 from keras_mgpu.pipeline.verify import VerifyReport, verify
 
 if TYPE_CHECKING:
     from keras_mgpu.profiling.measured_timeline import MeasuredStep
 
+# The wrapper that was put around each model.
+_splits: weakref.WeakKeyDictionary[keras.Model, weakref.ref[PipelineSplit]]
+_splits = weakref.WeakKeyDictionary()
 
-class PipelineSplit(keras.Model):
+
+class PipelineSplit(SharesCompiled):
     """Splits a Keras model over devices and pipelines micro-batches through it.
 
     The layers are partitioned into stages, each pinned to a device. A batch is cut into
@@ -108,10 +118,10 @@ class PipelineSplit(keras.Model):
         self._compiles_stages = self._compiles_stages_now = jit_compile
         self.model = model
         self.built = True
-        _forget_traces(model)
-        model._split_by = weakref.ref(self)
+        forget_functions(model)
+        _splits[model] = weakref.ref(self)
         if model.compiled:
-            self._share_compiled()
+            self._share()
 
     @property
     def plan(self) -> PartitionPlan:
@@ -165,27 +175,16 @@ class PipelineSplit(keras.Model):
             auto_scale_loss=auto_scale_loss,
         )
         # In the saved file stands what the user asked for: unsplit, XLA may well be used.
-        self.model._compile_config.config["jit_compile"] = jit_compile
+        write_jit_compile(self.model, jit_compile)
         self._compiles_stages_now = self._compiles_stages or jit_compile is True
-        self._share_compiled()
+        self._share()
 
     @no_automatic_dependency_tracking
-    def _share_compiled(self) -> None:
+    def _share(self) -> None:
         """Trains with the optimizer, losses and metrics that the model inside is compiled with."""
         model = self.model
         validation.check_no_new_weights(model, self.stages)
-        super().compile(
-            optimizer=model.optimizer,
-            loss=model.loss,
-            run_eagerly=model.run_eagerly,
-            steps_per_execution=model.steps_per_execution,
-            jit_compile=False,
-            auto_scale_loss=False,
-        )
-        self._compile_loss = model._compile_loss
-        self._compile_metrics = model._compile_metrics
-        self._loss_tracker = model._loss_tracker
-        self._compile_config = model._compile_config
+        self.share_compiled(model)
         self._pipeline.forget_traces(model.run_eagerly, self._compiles_stages_now)
         self._compiled = CompiledLoss(
             model, self.devices[-1], model.run_eagerly, self.micro_batches
@@ -193,12 +192,10 @@ class PipelineSplit(keras.Model):
         if self.optimizer is not None and self.optimizer.built:
             optimizer_slots.place_slots(self.optimizer)
 
-    def _assert_compile_called(self, method_name: str | None = None) -> None:
-        """Keras asks this first. Somebody may have compiled the model inside in the meantime."""
-        shared = getattr(self, "_compile_config", None)
-        if self.model.compiled and shared is not self.model._compile_config:
-            self._share_compiled()
-        super()._assert_compile_called(method_name)
+    def before_use(self) -> None:
+        """Somebody may have compiled the model inside in the meantime."""
+        if self.model.compiled and not self.is_shared_with(self.model):
+            self._share()
 
     def make_train_function(self, force: bool = False) -> Any:
         validation.check_no_strategy()
@@ -233,7 +230,7 @@ class PipelineSplit(keras.Model):
         batch = self._pipeline.cut("train", *keras.utils.unpack_x_y_sample_weight(data))
         weights = self.trainable_weights
         loss, gradients, state = self._loss_and_gradients(batch, weights)
-        self._loss_tracker.update_state(loss, sample_weight=batch.sizes.batch)
+        self.loss_tracker.update_state(loss, sample_weight=batch.sizes.batch)
         # What layers assigned comes before the update of the weights, as in plain Keras.
         state.assign()
         if weights:
@@ -250,7 +247,7 @@ class PipelineSplit(keras.Model):
         state = pipeline.state(batch)
         pipeline.forward(batch, head, state)
         loss = head.finish() + loss_terms.penalty(self.trainable_weights)
-        self._loss_tracker.update_state(loss, sample_weight=batch.sizes.batch)
+        self.loss_tracker.update_state(loss, sample_weight=batch.sizes.batch)
         state.assign()
         return self.get_metrics_result()
 
@@ -300,7 +297,7 @@ class PipelineSplit(keras.Model):
             A `VerifyReport` with the largest differences of the loss and of every variable's
             gradient. Printed, it is a table.
         """
-        self._assert_compile_called("verify")
+        self.check_compiled("verify")
         return verify(self, x, y, sample_weight)
 
     def measure(self, num_samples: int) -> tuple[Costs, Sizes]:
@@ -333,7 +330,7 @@ class PipelineSplit(keras.Model):
         """
         from keras_mgpu.profiling.measured_timeline import profile_step
 
-        self._assert_compile_called("profile")
+        self.check_compiled("profile")
         return profile_step(self, x, y, sample_weight)
 
     # Keras: the model inside, where a wrapper would only be in the way.
@@ -401,7 +398,7 @@ def _as_calls(model: Any) -> tuple[keras.Model, LayerCalls]:
 
 def _split_by(model: keras.Model) -> PipelineSplit | None:
     """The wrapper that holds this model, if it is still in use."""
-    reference = getattr(model, "_split_by", None)
+    reference = _splits.get(model)
     if reference is not None and reference() is not None:
         gc.collect()  # Keras models hold themselves: `del` alone does not end one.
     return None if reference is None else reference()
@@ -420,10 +417,3 @@ def _warn_of_norms(pipeline: Pipeline) -> None:
             "depend on the batch; `micro_batches=1` normalizes as plain Keras does.",
             stacklevel=3,
         )
-
-
-def _forget_traces(model: keras.Model) -> None:
-    """Functions traced before the move hold variables that are no longer the model's."""
-    for layer in model._flatten_layers():
-        if isinstance(layer, keras.Model):
-            layer.train_function = layer.test_function = layer.predict_function = None

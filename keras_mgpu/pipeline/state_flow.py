@@ -20,7 +20,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_mgpu.internals.keras_internals import own_state
+from keras_mgpu.internals.keras_variables import own_non_trainable, own_state
 from keras_mgpu.model.stages import Stage
 from keras_mgpu.pipeline.micro_batches import Sizes
 from keras_mgpu.pipeline.stage.stage_function import StageOutputs
@@ -87,7 +87,7 @@ class StateFlow:
 
     def _warn_once(self, variable: keras.Variable, stage: Stage) -> None:
         """State that layers keep beside metrics moves with each micro-batch: worth knowing."""
-        kept = {id(v) for layer in stage.sublayers for v in layer._non_trainable_variables}
+        kept = {id(v) for layer in stage.sublayers for v in own_non_trainable(layer)}
         is_first = (id(variable), 0) not in self._after
         if is_first and self._sizes.num_micro_batches > 1 and id(variable) in kept:
             warnings.warn(

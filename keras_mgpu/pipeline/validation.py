@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from keras_mgpu.blueprint import named_schedules
 from keras_mgpu.blueprint.schedule import Schedule
-from keras_mgpu.internals.keras_internals import Functional
+from keras_mgpu.internals.keras_graph import Functional
+from keras_mgpu.internals.keras_training import strategy_of
 from keras_mgpu.model.stages import Stage
 
 FORMS = (
@@ -67,11 +68,11 @@ def check_model(model: Any) -> None:
             f"`model` is nothing that can be split. {FORMS} "
             f"Received: model={model!r} (of type {type(model).__name__})"
         )
-    if model._distribute_strategy is not None:
+    if strategy_of(model) is not None:
         raise ValueError(
             f"The model '{model.name}' was made inside a `tf.distribute` strategy's scope, which "
             "decides where its variables live. Make it outside. "
-            f"Received: strategy={type(model._distribute_strategy).__name__}"
+            f"Received: strategy={type(strategy_of(model)).__name__}"
         )
     check_training_is_keras_own(model)
     if not model.built:

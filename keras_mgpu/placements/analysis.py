@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_mgpu.internals.keras_training import is_default_strategy
 from keras_mgpu.model.split_model import is_split, unsplit
 from keras_mgpu.placements import kernels, links
 from keras_mgpu.placements.executed_graph import ExecutedOp, ops_of, ops_of_traced, sends_of
@@ -82,9 +83,7 @@ def _strategy_name(model: Any) -> str:
     if is_split(model):
         return type(model).__name__
     strategy = model.distribute_strategy
-    is_default = not tf.distribute.has_strategy() and strategy.num_replicas_in_sync == 1
-    name = type(strategy).__name__
-    return "" if is_default and name == "_DefaultDistributionStrategy" else name
+    return "" if is_default_strategy(strategy) else type(strategy).__name__
 
 
 def _remote_devices(model: Any) -> list[str]:

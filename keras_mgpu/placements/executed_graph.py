@@ -8,15 +8,14 @@ the device asked for if it exists and has a kernel, else another one.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
+from keras_mgpu.internals.tf_functions import CALLS, MUST_COMPILE, SCOPES
 from keras_mgpu.placements import kernels
 from keras_mgpu.system.devices import kind_of, satisfies
 
@@ -28,17 +27,6 @@ _SENDS = frozenset(["_Send", "_HostSend"])
 _IS_SIGNAL = re.compile(r"(/ctrl|/LoopCond)/_\d+$")
 # A loop or a branch, once it is part of the graph around it, carries a number in its names.
 _NUMBERED = re.compile(r"/(body|cond|then|else)/_\d+/")
-
-
-_CALLS: Mapping[str, tuple[str, ...]] = {
-    "PartitionedCall": ("f",),
-    "StatefulPartitionedCall": ("f",),
-    "While": ("cond", "body"),
-    "StatelessWhile": ("cond", "body"),
-    "If": ("then_branch", "else_branch"),
-    "StatelessIf": ("then_branch", "else_branch"),
-}
-_SCOPES = {"cond": "/cond", "body": "/body", "then_branch": "/then", "else_branch": "/else"}
 
 
 @dataclass(frozen=True)
@@ -73,31 +61,6 @@ class Send:
     target: str
 
 
-_collections: list[list[Any]] = []  # TensorFlow has one for all of us.
-
-
-@contextlib.contextmanager
-def collecting() -> Iterator[list[Any]]:
-    """The list then holds the graphs of functions that were run for the first time inside."""
-    found: list[Any] = []
-    _collections.append(found)
-    context.context().enable_graph_collection()
-    try:
-        yield found
-    finally:
-        graphs = context.context().export_run_metadata().function_graphs
-        for each in _collections:
-            each.extend(graphs)
-        _collections[:] = [each for each in _collections if each is not found]
-        if not _collections:
-            context.context().disable_graph_collection()
-
-
-def forget_functions() -> None:
-    """Lets functions that were run before be placed anew, and so be seen; nothing is traced."""
-    context.context().clear_kernel_cache()
-
-
 def ops_of(graphs: Any) -> Iterator[ExecutedOp]:
     """Every op of a function that was run; those of the functions it calls, once a device."""
     asked = dict(_asked(graphs.pre_optimization_graph))
@@ -110,7 +73,7 @@ def ops_of(graphs: Any) -> Iterator[ExecutedOp]:
                 name = _NUMBERED.sub(r"/\1/", name)
             if node.op not in _PASSIVE:
                 yield ExecutedOp(name, node, asked.get(name, ""), node.device)
-            if node.op in _CALLS:
+            if node.op in CALLS:
                 yield from _ops_of_call(name, node, node.device, bodies, asked, seen)
 
 
@@ -141,10 +104,10 @@ def _asked(graph: Any) -> Iterator[tuple[str, str]]:
             name, asked = f"{prefix}{node.name}", _merge(node.device, device)
             if asked:
                 yield name, asked
-            for attribute in _CALLS.get(node.op, ()):
+            for attribute in CALLS.get(node.op, ()):
                 body = bodies.get(node.attr[attribute].func.name)
                 if body is not None:
-                    yield from walk(f"{name}{_SCOPES.get(attribute, '')}/", body.node_def, asked)
+                    yield from walk(_inside(name, attribute), body.node_def, asked)
 
     return walk("", graph.node, "")
 
@@ -158,20 +121,25 @@ def _ops_of_call(
     seen: set[tuple[str, str]],
 ) -> Iterator[ExecutedOp]:
     """The ops of functions that a node on `device` calls."""
-    is_compiled = call.attr["_XlaMustCompile"].b
-    for attribute in _CALLS[call.op]:
+    is_compiled = call.attr[MUST_COMPILE].b
+    for attribute in CALLS[call.op]:
         function = call.attr[attribute].func.name
         if function not in bodies or (function, device) in seen:
             continue
         seen.add((function, device))
         for node in bodies[function].node_def:
-            inner = f"{name}{_SCOPES.get(attribute, '')}/{node.name}"
+            inner = f"{_inside(name, attribute)}{node.name}"
             wanted = asked.get(inner, node.device)
             got = device if is_compiled else _placed(node, wanted or device, device)
             if node.op not in _PASSIVE:
                 yield ExecutedOp(inner, node, wanted, got)
-            if node.op in _CALLS:
+            if node.op in CALLS:
                 yield from _ops_of_call(inner, node, got, bodies, asked, seen)
+
+
+def _inside(call: str, attribute: str) -> str:
+    """What names inside a function begin with that an attribute of a call names."""
+    return f"{call}/{SCOPES[attribute]}/" if SCOPES[attribute] else f"{call}/"
 
 
 def _placed(node: Any, wanted: str, default: str) -> str:

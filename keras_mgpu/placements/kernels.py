@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-from collections import defaultdict
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import kernels
+
+from keras_mgpu.internals.tf_kernels import registered_kernels
 
 
 def can_run(node: Any, device_type: str) -> bool:
@@ -15,7 +14,7 @@ def can_run(node: Any, device_type: str) -> bool:
 
     The CPU runs everything, and what no kernel does, such as a call of a function, can be anywhere.
     """
-    found = () if device_type == "CPU" else _kernels().get(node.op, ())
+    found = () if device_type == "CPU" else registered_kernels().get(node.op, ())
     return not found or any(
         kernel.device_type == device_type and _allows(kernel, node) for kernel in found
     )
@@ -25,19 +24,10 @@ def why_not(node: Any, device_type: str) -> str:
     """Says that there is no kernel for a node on a kind of device; `""` if there is one."""
     if can_run(node, device_type):
         return ""
-    if not any(kernel.device_type == device_type for kernel in _kernels()[node.op]):
+    if not any(kernel.device_type == device_type for kernel in registered_kernels()[node.op]):
         return f"no {device_type} kernel for {node.op}"
     types = [tf.as_dtype(value.type).name for _, value in sorted(node.attr.items()) if value.type]
     return f"no {device_type} kernel for {node.op} of {', '.join(dict.fromkeys(types))}"
-
-
-@functools.cache
-def _kernels() -> dict[str, list[Any]]:
-    """All kernels by op: to ask for those of one op takes TensorFlow as long as for all."""
-    found: dict[str, list[Any]] = defaultdict(list)
-    for kernel in kernels.get_all_registered_kernels().kernel:
-        found[kernel.op].append(kernel)
-    return dict(found)
 
 
 def _allows(kernel: Any, node: Any) -> bool:

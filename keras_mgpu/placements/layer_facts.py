@@ -11,15 +11,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_mgpu.internals.keras_internals import (
-    copies_of,
-    graph_of,
-    nodes_in_order,
-    optimizers_of,
-    own_weights,
-    slots_of,
-    sublayers_of,
-)
+from keras_mgpu.internals.keras_graph import graph_of, nodes_in_order, sublayers_of
+from keras_mgpu.internals.keras_optimizers import optimizers_of, slots_of
+from keras_mgpu.internals.keras_variables import copies_of, own_weights
 from keras_mgpu.model import layer_calls
 from keras_mgpu.model.split_model import is_split, unsplit
 from keras_mgpu.placements.layer_scopes import LayerNode, LayerScopes

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from keras_mgpu.internals.keras_internals import sublayers_of
+from keras_mgpu.internals.keras_graph import sublayers_of
 from keras_mgpu.placements.report import LOSS, MODEL, OPTIMIZER, REST
 
 _NUMBER = re.compile(r"_\d+$")

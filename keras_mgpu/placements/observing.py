@@ -10,8 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_mgpu.internals import tf_graph_collection
 from keras_mgpu.model.split_model import is_split, unsplit
-from keras_mgpu.placements import executed_graph, kernels
+from keras_mgpu.placements import kernels
 from keras_mgpu.placements.analysis import make_report
 from keras_mgpu.placements.layer_scopes import LayerScopes
 from keras_mgpu.placements.report import PlacementReport
@@ -51,9 +52,9 @@ def collected(function: Any) -> Iterator[list[Any]]:
     A function that was run before is placed anew, which takes no trace.
     """
     if function is None or TracedFunction(function, 1).is_traced:
-        executed_graph.forget_functions()
+        tf_graph_collection.forget_placements()
     with contextlib.ExitStack() as stack:
-        found = stack.enter_context(executed_graph.collecting())
+        found = stack.enter_context(tf_graph_collection.collecting())
         try:
             yield found
         finally:

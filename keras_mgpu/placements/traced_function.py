@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
+
+from keras_mgpu.internals.tf_functions import CALLS, SCOPES, functions_in, graphs_of, is_traced
 
 
 class TracedFunction:
@@ -24,11 +25,7 @@ class TracedFunction:
 
     def __init__(self, function: Any, num_samples: int) -> None:
         self._num_samples = num_samples
-        self._graphs = [
-            concrete.graph
-            for each in _traced(function, set())
-            for concrete in each._list_all_concrete_functions()
-        ]
+        self._graphs = [graph for each in _traced(function, set()) for graph in graphs_of(each)]
 
     @property
     def is_traced(self) -> bool:
@@ -47,7 +44,7 @@ class TracedFunction:
     def num_bytes(self, tensor: str) -> int | None:
         """The bytes of a tensor; `None` if it is not among those that were traced."""
         for graph in self._graphs:
-            found = _find(graph, tensor, _functions(graph))
+            found = _find(graph, tensor, functions_in(graph))
             if found is not None and found.shape.rank is not None:
                 sizes = [self._num_samples if size is None else size for size in found.shape]
                 return math.prod(sizes) * int(found.dtype.size)
@@ -56,14 +53,14 @@ class TracedFunction:
     def nodes(self) -> Iterator[Any]:
         """Every op as TensorFlow describes it, those of the functions it calls too."""
         for graph in self._graphs:
-            for inner in [graph, *_functions(graph).values()]:
+            for inner in [graph, *functions_in(graph).values()]:
                 for op in inner.get_operations():
                     yield op.node_def
 
 
-def _traced(function: Any, seen: set[int]) -> Iterator[Function]:
+def _traced(function: Any, seen: set[int]) -> Iterator[Any]:
     """The traced functions that a Python function calls: they stand in its closure."""
-    if isinstance(function, Function):
+    if is_traced(function):
         yield function
     elif isinstance(function, types.MethodType):
         yield from _traced(function.__func__, seen)
@@ -74,17 +71,6 @@ def _traced(function: Any, seen: set[int]) -> Iterator[Function]:
                 yield from _traced(cell.cell_contents, seen)
             except ValueError:  # The cell is empty.
                 continue
-
-
-# What stands between the name of a call and the names in its function, and who names that function.
-_CALLS = {
-    "PartitionedCall": {"": "f"},
-    "StatefulPartitionedCall": {"": "f"},
-    "While": {"body": "body", "cond": "cond"},
-    "StatelessWhile": {"body": "body", "cond": "cond"},
-    "If": {"then": "then_branch", "else": "else_branch"},
-    "StatelessIf": {"then": "then_branch", "else": "else_branch"},
-}
 
 
 def _find(graph: Any, tensor: str, functions: Mapping[str, Any]) -> tf.Tensor | None:
@@ -102,7 +88,7 @@ def _find(graph: Any, tensor: str, functions: Mapping[str, Any]) -> tf.Tensor | 
             op = graph.get_operation_by_name("/".join(parts[:length]))
         except (KeyError, ValueError):
             continue
-        attributes = _CALLS.get(op.type, {})
+        attributes = {SCOPES[each]: each for each in CALLS.get(op.type, ())}
         is_call = "" in attributes
         attribute = attributes.get("" if is_call else parts[length])
         if attribute is not None:
@@ -110,8 +96,3 @@ def _find(graph: Any, tensor: str, functions: Mapping[str, Any]) -> tf.Tensor | 
             rest = "/".join(parts[length if is_call else length + 2 :])
             return None if inner is None else _find(inner, rest, functions)
     return None
-
-
-def _functions(graph: Any) -> dict[str, Any]:
-    """The graphs of the functions that a graph calls, by name."""
-    return {name: each.graph for name, each in graph._functions.items() if each.graph is not None}

@@ -17,7 +17,7 @@ from typing import Any
 
 from keras_mgpu.blueprint.schedule import Op, Schedule
 from keras_mgpu.blueprint.timeline import Costs, Span, Timeline, replay
-from keras_mgpu.internals.keras_internals import global_seed_state
+from keras_mgpu.internals.keras_variables import global_seed_state
 from keras_mgpu.profiling.profile import Profile, calls_in
 
 # The call of the stage itself. The loss of a micro-batch is one more, and may overlap the next.

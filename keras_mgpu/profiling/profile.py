@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-_BEGIN, _DONE = "ExecutorState::ProcessAsync::Start", "ExecutorState::ProcessAsync::Done"
-# How the profiler names what brings a step its batch.
-_NEXT_BATCH = re.compile(r"^(IteratorGetNextOp::DoCompute|GetNextFromShard\d+)$")
+from keras_mgpu.internals.tf_profiler import (
+    CALL_BEGINS,
+    CALL_DONE,
+    NEXT_BATCH,
+    parse_trace,
+)
+
 _SUMMING_KERNEL = re.compile("nccl|allreduce", re.IGNORECASE)
 _ANY = re.compile("")
 # A thread notes a call when it goes on, and may not have got to that when the step ends.
@@ -53,7 +56,7 @@ class Profile:
         with self._folder as folder:
             for path in glob.glob(os.path.join(folder, "**", "*.xplane.pb"), recursive=True):
                 with open(path, "rb") as file:
-                    return xplane_pb2.XSpace.FromString(file.read())
+                    return parse_trace(file.read())
         return None
 
 
@@ -61,9 +64,9 @@ def calls_in(space: Any) -> Iterator[tuple[str, float, bool]]:
     """Name, time in seconds, and whether it begins or ends, of every call that runs by itself."""
     for plane in space.planes:
         kinds = {
-            number: metadata.name == _BEGIN
+            number: metadata.name == CALL_BEGINS
             for number, metadata in plane.event_metadata.items()
-            if metadata.name in (_BEGIN, _DONE)
+            if metadata.name in (CALL_BEGINS, CALL_DONE)
         }
         names = [n for n, metadata in plane.stat_metadata.items() if metadata.name == "name"]
         for line in plane.lines if kinds and names else ():
@@ -103,7 +106,7 @@ def device_shares(space: Any, seconds: float) -> dict[str, DeviceShares]:
 
 def seconds_for_input(space: Any) -> float:
     """The time in which a step of `fit` waited for its batch."""
-    return _covered([span for plane in space.planes for span in _spans(plane, _NEXT_BATCH)])
+    return _covered([span for plane in space.planes for span in _spans(plane, NEXT_BATCH)])
 
 
 def _spans(plane: Any, name: re.Pattern[str] = _ANY) -> list[tuple[float, float]]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import tensorflow as tf
-from tensorflow.python.eager import context
+
+from keras_mgpu.internals import tf_devices
 
 T = TypeVar("T")
 
@@ -50,15 +51,7 @@ class Workers:
 def is_unreachable(name: str) -> bool:
     """Whether a worker's process does not answer, as far as TensorFlow can tell."""
     job, _, index = name.partition(":")
-    try:
-        context.context().check_collective_ops_peer_health(
-            f"/job:{job}/replica:0/task:{index}", timeout_in_ms=3000
-        )
-    except tf.errors.UnavailableError:
-        return True
-    except (tf.errors.OpError, RuntimeError, ValueError):
-        return False  # It is busy, or there is no cluster to ask in.
-    return False
+    return tf_devices.is_unreachable(f"/job:{job}/replica:0/task:{index}")
 
 
 def check_tf_config() -> None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from keras_mgpu.internals.tf_devices import local_devices
+
 
 @dataclass(frozen=True)
 class DeviceInfo:
@@ -179,11 +181,10 @@ def describe() -> list[DeviceInfo]:
 
 def _memory_bytes(name: str) -> int | None:
     """The memory TensorFlow may use on a GPU; it states nothing useful for a CPU."""
-    from tensorflow.python.client import device_lib
 
     if "GPU" not in name:
         return None
-    for device in device_lib.list_local_devices():
+    for device in local_devices():
         if device.name == name:
             return int(device.memory_limit)
     return None
@@ -233,7 +234,6 @@ _BUS = re.compile(r"pci bus id: ([0-9A-Fa-f:.]+)")
 @functools.cache
 def buses_of_gpus() -> dict[str, str]:
     """The place on the bus of each GPU of this process, by TensorFlow's whole name, in order."""
-    from tensorflow.python.client import device_lib
 
     gpus = tf.config.list_logical_devices("GPU")
     if not gpus:
@@ -241,7 +241,7 @@ def buses_of_gpus() -> dict[str, str]:
     found = {}
     descriptions = {
         tf.DeviceSpec.from_string(each.name).device_index: each.physical_device_desc
-        for each in device_lib.list_local_devices()
+        for each in local_devices()
         if each.device_type == "GPU"
     }
     for gpu in gpus:

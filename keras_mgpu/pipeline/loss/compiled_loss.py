@@ -15,11 +15,13 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from keras_mgpu.internals.keras_internals import (
+from keras_mgpu.internals.keras_losses import (
     build_losses_and_metrics,
+    compiled_loss_of,
+    compiled_metrics_of,
     loss_entries,
-    move_variable,
 )
+from keras_mgpu.internals.keras_variables import move_variable
 from keras_mgpu.model.layer_calls import LayerCall, Value
 from keras_mgpu.model.stages import copy_to
 from keras_mgpu.pipeline import micro_batches
@@ -47,6 +49,8 @@ class CompiledLoss:
     ) -> None:
         self.model = model
         self.device = device
+        self._loss = compiled_loss_of(model)
+        self._metrics = compiled_metrics_of(model)
         self.rules: list[str] = []
         self.metrics_can_be_split = True
         self._is_cut = num_micro_batches > 1
@@ -126,10 +130,15 @@ class CompiledLoss:
         values = [batch.x, batch.y, batch.sample_weight]
         return ValueFunction(count, eager)(values, batch.sizes.batch)[0]
 
+    @property
+    def entries(self) -> list[tuple[Any, Any]]:
+        """Each loss with the metric that tracks it, or `None`."""
+        return [] if self._loss is None else loss_entries(self._loss)
+
     def _terms(self, y: Value, y_pred: Value, sample_weight: Value) -> list[loss_terms.Term]:
-        if self.model._compile_loss is None:
+        if self._loss is None:
             return []
-        return loss_terms.resolve(self.model._compile_loss, y, y_pred, sample_weight)
+        return loss_terms.resolve(self._loss, y, y_pred, sample_weight)
 
     def _take_apart(
         self,
@@ -152,7 +161,7 @@ class CompiledLoss:
                 value = term.value()
                 parts.append(value * tf.cast(share, value.dtype))
             gradients.of(parts, terms)
-        if self.metrics_can_be_split and self.model._compile_metrics is not None:
+        if self.metrics_can_be_split and self._metrics is not None:
             tf.cond(
                 num_samples > 0,
                 lambda: self._update_metrics(y, y_pred, sample_weight),
@@ -171,20 +180,20 @@ class CompiledLoss:
 
     def update_metrics_with_all(self, y: Value, y_pred: Value, sample_weight: Value) -> None:
         """For metrics that need the whole batch at once."""
-        self.model._compile_metrics.update_state(y, y_pred, sample_weight)
+        self._metrics.update_state(y, y_pred, sample_weight)
 
     def _update_metrics(self, y: Value, y_pred: Value, sample_weight: Value) -> tf.Tensor:
-        self.model._compile_metrics.update_state(y, y_pred, sample_weight)
+        self._metrics.update_state(y, y_pred, sample_weight)
         return tf.ones((), tf.bool)
 
     def _place_metrics(self) -> None:
         """Metrics read the last stage's outputs: beside it, nothing needs to be copied."""
-        metrics = [self.model._compile_metrics] if self.model._compile_metrics else []
+        metrics = [self._metrics] if self._metrics else []
         for variable in [v for metric in metrics for v in metric.variables]:
             move_variable(variable, copy_to(variable, self.device))
 
     def _probe_metrics(self, y: Value, y_pred: Value, sample_weight: Value) -> bool:
-        metrics = self.model._compile_metrics
+        metrics = self._metrics
         if metrics is None:
             return True
 
@@ -199,8 +208,9 @@ class CompiledLoss:
 
     def _say_what_is_gathered(self) -> None:
         if self.couples_samples:
-            entries = loss_entries(self.model._compile_loss)
-            names = [e.loss.name for (e, _), rule in zip(entries, self.rules) if rule == COUPLED]
+            names = [
+                e.loss.name for (e, _), rule in zip(self.entries, self.rules) if rule == COUPLED
+            ]
             warnings.warn(
                 f"The loss {', '.join(names)} couples the samples of a batch. To stay exact, the "
                 "outputs of all micro-batches are gathered and the loss is taken once, so all "

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 from keras import tree
 
-from keras_mgpu.internals.keras_internals import get_mask, loss_entries, set_mask
+from keras_mgpu.internals.keras_variables import get_mask, set_mask
 from keras_mgpu.model.layer_calls import LayerCall, Value
 from keras_mgpu.pipeline import micro_batches
 from keras_mgpu.pipeline.loss.compiled_loss import CompiledLoss, as_loss
@@ -102,7 +102,7 @@ class LossHead:
         """The compiled loss with what layers added; whatever metrics still wait for is done."""
         if self.couples_samples and not self._parts:
             self._take_whole()
-        values, entries = self._term_values(), self._entries()
+        values, entries = self._term_values(), self._compiled.entries
         self._track_terms(values)
         if not self._compiled.metrics_can_be_split:
             self._update_metrics_with_all()
@@ -112,14 +112,10 @@ class LossHead:
 
     def _track_terms(self, values: Sequence[tf.Tensor]) -> None:
         """Tracks each loss of several by itself, as Keras does."""
-        entries = self._entries()
+        entries = self._compiled.entries
         for (_, metric), value in zip(entries, values):
             if metric is not None and len(entries) == len(values):
                 metric.update_state(value, sample_weight=self._batch.static_size)
-
-    def _entries(self) -> list[tuple[Any, Any]]:
-        compile_loss = self._compiled.model._compile_loss
-        return [] if compile_loss is None else loss_entries(compile_loss)
 
     def _term_values(self) -> list[tf.Tensor]:
         values = []

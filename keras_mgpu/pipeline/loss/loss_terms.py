@@ -15,7 +15,8 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from keras_mgpu.internals.keras_internals import apply_mask, get_mask, loss_entries, recorded_losses
+from keras_mgpu.internals.keras_losses import apply_mask, loss_entries, recorded_losses
+from keras_mgpu.internals.keras_variables import get_mask
 from keras_mgpu.model.layer_calls import Value
 from keras_mgpu.pipeline.loss.separability import (
     find_rule,

@@ -15,6 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_mgpu.internals.tf_functions import COLOCATION, NO_INLINE, describe_argument
+
 SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 
 
@@ -132,7 +134,7 @@ class CutGraph:
         first: dict[Any, tf.Operation] = {}
         for op in self._ops:
             if op in self._pure and not op.control_inputs:
-                attributes = {k: v for k, v in self._nodes[op.name].attr.items() if k != "_class"}
+                attributes = {k: v for k, v in self._nodes[op.name].attr.items() if k != COLOCATION}
                 values = sorted((k, v.SerializeToString()) for k, v in attributes.items())
                 read = tuple(tensor.ref() for tensor in self.inputs_of(op))
                 same = first.setdefault((op.type, op.device, tuple(values), read), op)
@@ -231,7 +233,7 @@ class PieceFunction:
         functions = tf.compat.v1.GraphDef()
         definition = functions.library.function.add()
         _define(definition, graph, piece, [inner for _, inner in captured], ops)
-        definition.attr["_noinline"].b = stays_a_call
+        definition.attr[NO_INLINE].b = stays_a_call
         definition.signature.name = self._name = f"{name}_{uuid.uuid4().hex}"
         with tf.init_scope():  # Where every graph finds it.
             tf.graph_util.import_graph_def(functions, name="")
@@ -267,11 +269,11 @@ def _define(
     for index, tensor in enumerate(arguments):
         dtype = tensor.dtype.as_datatype_enum
         signature.input_arg.add(name=names[tensor.ref()], type=dtype)
-        _describe(definition.arg_attr[index].attr, tensor)
+        describe_argument(definition.arg_attr[index].attr, tensor)
     for op in ops:
         node = definition.node_def.add()
         node.CopyFrom(graph.node_of(op))
-        node.attr.pop("_class", None)  # May name ops that are elsewhere now.
+        node.attr.pop(COLOCATION, None)  # May name ops that are elsewhere now.
         del node.input[:]
         read = graph.inputs_of(op)
         node.input.extend(names.get(tensor.ref()) or _edge_name(tensor) for tensor in read)
@@ -284,15 +286,6 @@ def _define(
         tensor, name = graph.one_of(fetched), f"result_{index}"
         signature.output_arg.add(name=name, type=tensor.dtype.as_datatype_enum)
         definition.ret[name] = names.get(tensor.ref()) or _edge_name(tensor)
-
-
-def _describe(attributes: Any, tensor: tf.Tensor) -> None:
-    """Notes the shape of an argument, or of the variable that it is a handle of."""
-    attributes["_output_shapes"].list.shape.append(tensor.shape.as_proto())
-    reads = [op.outputs[0] for op in tensor.consumers() if op.type == "ReadVariableOp"]
-    if tensor.dtype == tf.resource and reads:
-        attributes["_handle_dtypes"].list.type.append(reads[0].dtype.as_datatype_enum)
-        attributes["_handle_shapes"].list.shape.append(reads[0].shape.as_proto())
 
 
 def _edge_name(tensor: tf.Tensor) -> str:

@@ -17,11 +17,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_mgpu.internals.keras_internals import get_mask
+from keras_mgpu.internals.keras_variables import get_mask
 from keras_mgpu.model.layer_calls import LayerCall, Value
 from keras_mgpu.model.stages import Stage
-from keras_mgpu.pipeline import stage_errors
 from keras_mgpu.pipeline.micro_batches import COUNT
+from keras_mgpu.pipeline.stage import stage_errors
 from keras_mgpu.pipeline.stage.value_function import Trace, ValueFunction, pack
 from keras_mgpu.pipeline.stage.xla import StageCompiler
 

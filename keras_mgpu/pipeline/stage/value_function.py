@@ -13,7 +13,8 @@ from typing import Any
 import tensorflow as tf
 from keras import tree
 
-from keras_mgpu.internals.keras_internals import get_mask, set_mask
+from keras_mgpu.internals.keras_variables import get_mask, set_mask
+from keras_mgpu.internals.tf_functions import NO_INLINE
 from keras_mgpu.model.layer_calls import Value
 from keras_mgpu.pipeline.stage.xla import StageCompiler
 
@@ -51,7 +52,7 @@ def pack(values: Sequence[Value]) -> tuple[list[tf.Tensor], Layout]:
 
 # TensorFlow would copy the body into the step for every call, and optimize each copy: with many
 # micro-batches that is most of the time to the first step, and hundreds of megabytes.
-KEEP_AS_CALL = {"experimental_attributes": {"_noinline": True}}
+KEEP_AS_CALL = {"experimental_attributes": {NO_INLINE: True}}
 
 
 @dataclass(frozen=True, eq=False)

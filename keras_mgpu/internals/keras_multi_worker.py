@@ -4,8 +4,6 @@ Two functions of Keras's trainer fail as soon as there is a second process (kera
 one hands a whole batch to `strategy.reduce`, which takes one tensor at a time there; the other
 asks it for the mean over the samples of a metric, which has none. Both are tried with a stand-in
 for a cluster, and only what fails is replaced: where Keras is mended, nothing is touched.
-
-This file and `keras_internals.py` are all that knows Keras's private names.
 """
 
 from __future__ import annotations
@@ -19,36 +17,11 @@ import tensorflow as tf
 from keras import tree
 from keras.src.backend.tensorflow import trainer
 
-from keras_mgpu.system.cluster import check_tf_config
-
 logger = logging.getLogger("keras_mgpu")
 
 
-def enable_multi_worker_fit() -> tuple[str, ...]:
-    """Lets `fit` run under `MultiWorkerMirroredStrategy` with several workers.
-
-    Call it in every worker before `fit`; `evaluate` and `predict` run then, too. It replaces what
-    fails in Keras, for this process. With one worker, and under any other strategy, Keras goes on
-    as before.
-
-    Example:
-
-    ```python
-    keras_mgpu.enable_multi_worker_fit()
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    with strategy.scope():
-        model = make_model()
-        model.compile("adam", "sparse_categorical_crossentropy")
-    model.fit(x, y, batch_size=64)  # of all workers together
-    ```
-
-    Returns:
-        What was replaced, in words: nothing if this Keras needs no repair, or has been repaired.
-
-    Raises:
-        ValueError: If the environment variable TF_CONFIG cannot be right.
-    """
-    check_tf_config()
+def repair_fit() -> tuple[str, ...]:
+    """Replaces what fails in Keras; returns what that was, in words."""
     repaired = []
     if _hands_over_whole_batches():
         _replace_symbolic_build()
@@ -56,8 +29,6 @@ def enable_multi_worker_fit() -> tuple[str, ...]:
     if _averages_metrics_over_samples():
         _replace_reduce_per_replica()
         repaired.append("the mean of metrics over workers")
-    for what in repaired:
-        logger.info("Repaired in Keras, for fit with several workers: %s.", what)
     return tuple(repaired)
 
 
