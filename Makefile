@@ -28,7 +28,7 @@ test: $(VENV)/installed
 
 KILLS ?= 200
 torture: $(VENV)/installed
-	KERAS_MGPU_TORTURE=$(KILLS) $(BIN)/python -m pytest -q -s tests/test_faults.py tests/test_applications.py
+	KERAS_MGPU_TORTURE=$(KILLS) $(BIN)/python -m pytest -q -s tests/checkpoints/test_faults.py tests/test_applications.py
 
 check: $(VENV)/installed
 	$(BIN)/ruff format --check .

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from pathlib import Path
 
 import cluster
 import keras
@@ -22,7 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import keras_mgpu as km
 from keras_mgpu.system.cluster import check_tf_config
 
-HERE = Path(__file__).parent
+HERE = cluster.HERE
 LAYERS = {"first", "norm", "second", "third", "last"}
 
 
@@ -259,7 +258,7 @@ def test_parameter_servers_under_fit_are_refused_by_keras(tmp_path):
 
 
 def test_the_table_of_the_docs():
-    docs = (HERE.parent / "docs" / "callbacks.md").read_text(encoding="utf-8")
+    docs = (HERE.parents[1] / "docs" / "callbacks.md").read_text(encoding="utf-8")
     assert strategy_table.markdown() in docs
 
 

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import cluster
 import keras
@@ -14,7 +13,7 @@ import runs
 
 import keras_mgpu as km
 
-HERE = Path(__file__).parent
+HERE = cluster.HERE
 
 
 def make_model():

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import cluster
 import keras
@@ -18,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import keras_mgpu as km
 from keras_mgpu.placements.observing import PlacementError
 
-HERE = Path(__file__).parent
+HERE = cluster.HERE
 
 
 def data(num_samples=8, size=4, outputs=2):

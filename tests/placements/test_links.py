@@ -3,12 +3,11 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import cluster
 import pytest
 
-HERE = Path(__file__).parent
+HERE = cluster.HERE
 BUSES = ["0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:81:00.0"]
 ASK = """
 from keras_mgpu.placements.links import between_buses

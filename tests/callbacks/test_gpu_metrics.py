@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import cluster
 import keras
@@ -28,7 +27,7 @@ from keras_mgpu.monitoring.rows import make_rows
 from keras_mgpu.monitoring.series import Sample, Samples, Series, Summary
 from keras_mgpu.monitoring.steps import Progress
 
-HERE = Path(__file__).parent
+HERE = cluster.HERE
 
 
 @pytest.fixture(scope="module")
@@ -728,7 +727,7 @@ def test_rings_are_read_in_time_when_looks_are_slow(monkeypatch):
 
 
 def test_the_docs_are_made_from_the_table():
-    docs = (HERE.parent / "docs" / "metrics.md").read_text(encoding="utf-8")
+    docs = (HERE.parents[1] / "docs" / "metrics.md").read_text(encoding="utf-8")
     assert catalogue.markdown() in docs
 
 
