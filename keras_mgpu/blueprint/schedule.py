@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-KINDS = ("F", "R", "B", "W")
+# The kinds of ops, in the order in which a stage runs them for a micro-batch, with the word by
+# which names of scopes and reports call each.
+KIND_WORDS = {"F": "forward", "R": "recompute", "B": "backward", "W": "weights"}
+KINDS = tuple(KIND_WORDS)
 
 
 class Op(NamedTuple):
@@ -28,6 +31,8 @@ class Op(NamedTuple):
     '2F0'
     >>> Op.parse("2F0")
     Op(kind='F', stage=2, micro_batch=0)
+    >>> Op.parse("2F0").scope
+    'stage_2/forward/micro_batch_0'
     """
 
     kind: str
@@ -36,6 +41,20 @@ class Op(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.micro_batch}"
+
+    @property
+    def scope(self) -> str:
+        """The name scope it runs under, by which profiles and errors find it again."""
+        return f"{stage_scope(self.stage)}/{KIND_WORDS[self.kind]}/micro_batch_{self.micro_batch}"
+
+    @classmethod
+    def from_scope(cls, name: str) -> Op | None:
+        """The op that a name belongs to, or `None` if it lies outside every op's scope."""
+        match = re.search(r"(?:^|/)stage_(\d+)/([a-z]+)/micro_batch_(\d+)(?:/|$)", name)
+        kinds = {word: kind for kind, word in KIND_WORDS.items()}
+        if match is None or match[2] not in kinds:
+            return None
+        return cls(kinds[match[2]], int(match[1]), int(match[3]))
 
     @classmethod
     def parse(cls, text: str) -> Op:
@@ -48,6 +67,17 @@ class Op(NamedTuple):
             )
         stage, kind, micro_batch = match.groups()
         return cls(kind, int(stage), int(micro_batch))
+
+
+def stage_scope(stage: int) -> str:
+    """The name scope of everything that a stage runs."""
+    return f"stage_{stage}"
+
+
+def stage_in(text: str) -> int | None:
+    """The stage of the first name in a text, such as an error's, that lies in a stage's scope."""
+    match = re.search(r"\bstage_(\d+)/", text)
+    return None if match is None else int(match[1])
 
 
 @dataclass(frozen=True)
@@ -89,15 +119,15 @@ class Schedule:
         """Whether it trains; a schedule of forwards only serves for inference."""
         return any(op.kind == "B" for lane in self.lanes for op in lane)
 
-    @property
-    def has_weight_ops(self) -> bool:
-        """Whether the gradients of the weights are ops of their own."""
-        return any(op.kind == "W" for lane in self.lanes for op in lane)
-
     @cached_property
     def recomputed_stages(self) -> frozenset[int]:
         """Stages whose forward runs once more before each backward."""
         return frozenset(op.stage for lane in self.lanes for op in lane if op.kind == "R")
+
+    @cached_property
+    def split_stages(self) -> frozenset[int]:
+        """Stages in which the gradients of the weights are ops of their own."""
+        return frozenset(op.stage for lane in self.lanes for op in lane if op.kind == "W")
 
     def kinds_of(self, stage: int) -> frozenset[str]:
         """The kinds of ops that a stage has."""

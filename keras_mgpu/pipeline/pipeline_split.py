@@ -24,13 +24,10 @@ from keras_mgpu.model import layer_calls
 from keras_mgpu.model.layer_calls import LayerCalls
 from keras_mgpu.model.stages import Stage, place_variables
 from keras_mgpu.pipeline import optimizer_slots, planning, validation
-from keras_mgpu.pipeline.loss import loss_terms
 from keras_mgpu.pipeline.loss.compiled_loss import CompiledLoss
-from keras_mgpu.pipeline.micro_batches import Batch
 from keras_mgpu.pipeline.pipeline import Pipeline
 from keras_mgpu.pipeline.stage import stage_errors
-from keras_mgpu.pipeline.state_flow import StateFlow
-from keras_mgpu.pipeline.verify import VerifyReport, verify
+from keras_mgpu.pipeline.verify import Verifier, VerifyReport
 
 if TYPE_CHECKING:
     from keras_mgpu.profiling.measured_timeline import MeasuredStep
@@ -227,50 +224,34 @@ class PipelineSplit(SharesCompiled):
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """One step: all micro-batches through the pipeline, then one update of the weights."""
-        batch = self._pipeline.cut("train", *keras.utils.unpack_x_y_sample_weight(data))
+        batch = self._pipeline.split_batch("train", *keras.utils.unpack_x_y_sample_weight(data))
         weights = self.trainable_weights
-        loss, gradients, state = self._loss_and_gradients(batch, weights)
-        self.loss_tracker.update_state(loss, sample_weight=batch.sizes.batch)
+        result = self._pipeline.train(batch, self._compiled, weights, self._loss_scale())
+        self.loss_tracker.update_state(result.loss, sample_weight=batch.sizes.batch)
         # What layers assigned comes before the update of the weights, as in plain Keras.
-        state.assign()
+        result.state.assign()
         if weights:
-            optimizer_slots.apply_beside(self.optimizer, gradients, weights)
+            optimizer_slots.apply_beside(self.optimizer, result.gradients, weights)
         else:
             warnings.warn("The model does not have any trainable weights.", stacklevel=2)
         return self.get_metrics_result()
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """Loss and metrics of a batch, in forward passes only."""
-        pipeline = self._pipeline
-        batch = pipeline.cut("test", *keras.utils.unpack_x_y_sample_weight(data))
-        head = pipeline.loss_head(self._compiled, batch, training=False, scale=tf.ones(()))
-        state = pipeline.state(batch)
-        pipeline.forward(batch, head, state)
-        loss = head.finish() + loss_terms.penalty(self.trainable_weights)
-        self.loss_tracker.update_state(loss, sample_weight=batch.sizes.batch)
-        state.assign()
+        batch = self._pipeline.split_batch("test", *keras.utils.unpack_x_y_sample_weight(data))
+        result = self._pipeline.test(batch, self._compiled, self.trainable_weights)
+        self.loss_tracker.update_state(result.loss, sample_weight=batch.sizes.batch)
+        result.state.assign()
         return self.get_metrics_result()
 
     def predict_step(self, data: Any) -> Any:
         """The outputs of a batch."""
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        return self._pipeline.predict(self._pipeline.cut("predict", x))
+        return self._pipeline.predict(self._pipeline.split_batch("predict", x))
 
-    def _loss_and_gradients(
-        self, batch: Batch, weights: Sequence[keras.Variable]
-    ) -> tuple[tf.Tensor, list[Any], StateFlow]:
-        """The loss, the gradient of each weight for the scaled loss, and the layers' state."""
-        pipeline, one = self._pipeline, tf.ones(())
-        scale = one if self.optimizer is None else self.optimizer.scale_loss(one)
-        state = pipeline.state(batch)
-        head, gradients = pipeline.train(
-            batch,
-            lambda: pipeline.loss_head(self._compiled, batch, training=True, scale=scale),
-            state,
-            weights,
-        )
-        loss = head.finish() + loss_terms.penalty(weights)
-        return loss, loss_terms.add_penalty_gradients(gradients, weights, scale), state
+    def _loss_scale(self) -> tf.Tensor:
+        one = tf.ones(())
+        return one if self.optimizer is None else self.optimizer.scale_loss(one)
 
     def call(self, inputs: Any, training: bool = False) -> Any:
         """Runs the layers stage by stage, each on its device, without micro-batches."""
@@ -284,9 +265,10 @@ class PipelineSplit(SharesCompiled):
         return calls.pack_outputs([values[number] for number in calls.outputs])
 
     def verify(self, x: Any, y: Any = None, sample_weight: Any = None) -> VerifyReport:
-        """Takes one step split and one unsplit from the same state, and compares them.
+        """Compares one split step with plain Keras's, from the same state.
 
-        Nothing is changed by it: no weight, no statistic, no seed, no metric.
+        Plain Keras takes the step twice: on the whole batch, and on the same micro-batches one by
+        one. Nothing is changed by it: no weight, no statistic, no seed, no metric.
 
         Args:
             x: A batch of inputs.
@@ -295,10 +277,11 @@ class PipelineSplit(SharesCompiled):
 
         Returns:
             A `VerifyReport` with the largest differences of the loss and of every variable's
-            gradient. Printed, it is a table.
+            gradient, in both comparisons. Printed, it is a table.
         """
         self.check_compiled("verify")
-        return verify(self, x, y, sample_weight)
+        verifier = Verifier(self.model, self._pipeline, self._compiled, self.trainable_weights)
+        return verifier.verify(x, y, sample_weight, scale=self._loss_scale(), metrics=self.metrics)
 
     def measure(self, num_samples: int) -> tuple[Costs, Sizes]:
         """Runs each stage by itself: what a micro-batch costs in time and in memory.
