@@ -17,7 +17,7 @@ from keras_mgpu.blueprint import named_schedules
 from keras_mgpu.blueprint.partition import PartitionPlan
 from keras_mgpu.blueprint.schedule import Schedule
 from keras_mgpu.blueprint.timeline import Costs, Sizes
-from keras_mgpu.internals.identity import unique
+from keras_mgpu.internals.identity import IdentityMap, unique
 from keras_mgpu.internals.tf_functions import scratch_graph
 from keras_mgpu.internals.tf_graph_optimizer import OptimizeStagesOnly
 from keras_mgpu.model.layer_calls import LayerCalls, Value
@@ -35,7 +35,7 @@ from keras_mgpu.pipeline.stage.stage_function import LossCall, StageFunction
 from keras_mgpu.pipeline.stage.traced_stage import TracedStage
 from keras_mgpu.pipeline.stage.training_stage import TrainingStage
 from keras_mgpu.pipeline.stage.xla import StageCompiler
-from keras_mgpu.pipeline.state_flow import StateFlow
+from keras_mgpu.pipeline.state_flow import StateFlow, norms_by_statistic
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,9 @@ class Pipeline:
         self.plan = plan
         self.schedule = schedule
         self.stages: tuple[Stage, ...] = make_stages(calls, plan, devices)
-        self._batch_norm = batch_norm
+        self._norms: IdentityMap[keras.Variable, keras.Layer] = IdentityMap()
+        if batch_norm == "deferred":
+            self._norms = norms_by_statistic(self.stages)
         self._functions: dict[bool, list[StageFunction]] = {}
         self._training_stages: list[TrainingStage] = []
         self._eager = False
@@ -184,7 +186,7 @@ class Pipeline:
 
     def state(self, batch: Batch) -> StateFlow:
         """The state of layers over the micro-batches of a batch."""
-        return StateFlow(self.stages, batch.sizes, self._batch_norm)
+        return StateFlow(batch.sizes, self._norms)
 
     def _full_size(self, mode: str) -> tf.Variable | None:
         if not any(self._compilers):

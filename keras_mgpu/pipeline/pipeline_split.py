@@ -195,8 +195,8 @@ class PipelineSplit(SharesCompiled):
             self._share()
 
     def make_train_function(self, force: bool = False) -> Any:
-        validation.check_no_strategy()
         if self.train_function is None or force:
+            validation.check_no_strategy()
             if self.optimizer is not None and self.trainable_weights:
                 optimizer_slots.build_beside(self.optimizer, self.trainable_weights)
             super().make_train_function(force=True)

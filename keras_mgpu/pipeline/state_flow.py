@@ -34,14 +34,13 @@ class StateFlow:
     """Hands out the state each run of a stage starts from, and takes what it left.
 
     Args:
-        stages: The stages of the model.
         sizes: How many samples each micro-batch has.
-        batch_norm: `"deferred"` or `"micro_batch"`.
+        norms: For each statistic that moves once per batch, the batch normalization it belongs to.
     """
 
-    def __init__(self, stages: Iterable[Stage], sizes: BatchSizes, batch_norm: str) -> None:
+    def __init__(self, sizes: BatchSizes, norms: IdentityMap[keras.Variable, Any]) -> None:
         self._sizes = sizes
-        self._norms = _norm_of(stages) if batch_norm == "deferred" else IdentityMap()
+        self._norms = norms
         num = sizes.num_micro_batches
         self._before: IdentityMap[keras.Variable, tf.Tensor] = IdentityMap()
         self._after: list[IdentityMap[keras.Variable, tf.Tensor]]
@@ -168,8 +167,8 @@ def _is_seed(variable: keras.Variable) -> bool:
     return variable.name == "seed_generator_state"
 
 
-def _norm_of(stages: Iterable[Stage]) -> IdentityMap[keras.Variable, Any]:
-    """For each statistic, the batch normalization that it belongs to."""
+def norms_by_statistic(stages: Iterable[Stage]) -> IdentityMap[keras.Variable, Any]:
+    """For each statistic of a model, the batch normalization that it belongs to."""
     layers = [layer for stage in stages for layer in stage.sublayers]
     norms = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
     return IdentityMap((variable, norm) for norm in norms for variable in own_state(norm))

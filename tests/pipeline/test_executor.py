@@ -18,7 +18,7 @@ from keras_mgpu.pipeline import micro_batches
 from keras_mgpu.pipeline.executor import StepData, Trainer, weights_of
 from keras_mgpu.pipeline.stage.stage_function import StageFunction
 from keras_mgpu.pipeline.stage.traced_stage import TracedStage
-from keras_mgpu.pipeline.state_flow import StateFlow
+from keras_mgpu.pipeline.state_flow import StateFlow, norms_by_statistic
 
 GPUS = [f"/GPU:{index}" for index in range(4)]
 
@@ -77,7 +77,7 @@ def trace(devices, schedule, make_model=residual_mlp):
         feeds = [{calls.inputs[0]: part} for part in micro_batches.split(x, sizes)]
 
         def data():
-            state = StateFlow(stages, sizes, "deferred")
+            state = StateFlow(sizes, norms_by_statistic(stages))
             return StepData(feeds, calls.outputs, SumOfOutputs(), state)
 
         with scratch_graph("rehearsal").as_default():

@@ -89,7 +89,9 @@ class CompiledLoss:
                     build_losses_and_metrics(self.model, x, y, y_pred, sample_weight)
                     self._place_metrics()
             self.rules = [term.find_rule() for term in self._terms(y, y_pred, sample_weight)]
-            self.metrics_can_be_split = self._probe_metrics(y, y_pred, sample_weight)
+            self.metrics_can_be_split = self._metrics is None or separability.metric_adds_up(
+                self._metrics, (y, y_pred, sample_weight)
+            )
             self._warn_of_gathering()
             self._found[brings] = self.rules, self.metrics_can_be_split
         self.rules, self.metrics_can_be_split = self._found[brings]
@@ -98,7 +100,8 @@ class CompiledLoss:
         """How a loss that a layer adds makes up the whole batch's: as a mean or as a sum."""
         rules = self._added_rules.setdefault(added.call, {})
         if added.place not in rules:
-            rule = _find_added_rule(added, training)
+            rules_by_name = {SAMPLES: separability.mean_of_parts, ONE: separability.sum_of_parts}
+            rule = separability.find_added_rule(added, training, rules_by_name)
             if rule is None:
                 warnings.warn(
                     f"The loss added by layer '{added.call.name}' is neither a mean nor a sum over "
@@ -236,20 +239,6 @@ class CompiledLoss:
         for variable in [v for metric in metrics for v in metric.variables]:
             move_variable(variable, copy_to(variable, self.device))
 
-    def _probe_metrics(self, y: Value, y_pred: Value, sample_weight: Value) -> bool:
-        metrics = self._metrics
-        if metrics is None:
-            return True
-
-        def state_after(*batches: Any) -> list[Any]:
-            fresh = [(v, tf.zeros(v.shape, v.dtype)) for v in metrics.variables]
-            with keras.StatelessScope(fresh) as scope:
-                metrics.update_state(*batches)
-                return [scope.get_current_value(v) for v in metrics.variables]
-
-        rules = {ONE: separability.sum_of_parts}
-        return separability.find_rule(state_after, (y, y_pred, sample_weight), rules) is not None
-
     def _warn_of_gathering(self) -> None:
         if self.couples_samples:
             names = [
@@ -306,24 +295,3 @@ def as_loss(value: Any) -> tf.Tensor:
 
 def _is_float(leaf: Any) -> bool:
     return isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating
-
-
-def _find_added_rule(added: LossCall, training: bool) -> str | None:
-    """The rule that holds in training mode, or else in inference mode, without random numbers."""
-    rules = {SAMPLES: separability.mean_of_parts, ONE: separability.sum_of_parts}
-    for mode in (training, False):
-        rule = separability.find_rule(_loss_of(added, mode), (added.read,), rules)
-        if rule is not None:
-            return rule
-    return None
-
-
-def _loss_of(added: LossCall, training: bool) -> Callable[[list[Value]], tf.Tensor]:
-    """A loss that a layer adds, as a function of what the layer reads."""
-
-    def loss(read: list[Value]) -> tf.Tensor:
-        with AssignmentScope() as scope:
-            added.call.run(read, training)
-            return as_loss(tf.reduce_sum(scope.losses[added.place]))
-
-    return loss

@@ -71,28 +71,30 @@ class PieceFunction:
         return Called(list(result), result[0].op)
 
 
-def define_piece(
-    graph: GraphOps, piece: Piece, *, name: str, stays_a_call: bool, options: bytes
-) -> PieceFunction:
-    """Makes a function of a piece of a graph.
+@dataclass(frozen=True)
+class PieceMaker:
+    """Makes functions of pieces of a graph.
 
-    Args:
-        graph: The graph.
-        piece: What to take and to return.
-        name: What the function's name begins with.
-        stays_a_call: Whether it must not be copied into the step that calls it.
+    Attributes:
+        stays_a_call: Whether they must not be copied into the step that calls them.
         options: TensorFlow's serialized options for calls.
     """
-    content = graph.needed_for(piece)
-    functions = tf.compat.v1.GraphDef()
-    definition = functions.library.function.add()
-    _write_arguments(definition, [*piece.feeds, *content.inner])
-    _write_body(definition, graph, piece, content)
-    definition.attr[NO_INLINE].b = stays_a_call
-    definition.signature.name = f"{name}_{uuid.uuid4().hex}"
-    with tf.init_scope():  # Where every graph finds it.
-        tf.graph_util.import_graph_def(functions, name="")
-    return PieceFunction(definition.signature.name, content.outer, piece.fetches, options)
+
+    stays_a_call: bool
+    options: bytes
+
+    def __call__(self, graph: GraphOps, piece: Piece, name: str) -> PieceFunction:
+        """Makes one of a piece; its name begins with `name`."""
+        content = graph.needed_for(piece)
+        functions = tf.compat.v1.GraphDef()
+        definition = functions.library.function.add()
+        _write_arguments(definition, [*piece.feeds, *content.inner])
+        _write_body(definition, graph, piece, content)
+        definition.attr[NO_INLINE].b = self.stays_a_call
+        definition.signature.name = f"{name}_{uuid.uuid4().hex}"
+        with tf.init_scope():  # Where every graph finds it.
+            tf.graph_util.import_graph_def(functions, name="")
+        return PieceFunction(definition.signature.name, content.outer, piece.fetches, self.options)
 
 
 def _write_arguments(definition: Any, arguments: Sequence[tf.Tensor]) -> None:

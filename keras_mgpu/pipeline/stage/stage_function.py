@@ -177,6 +177,7 @@ class StageFunction:
         self._eager = eager
         self._foreign = foreign
         self._stays_a_call = stays_a_call
+        self._tables = stage.tables if compiler is None else []
         self._state = IdentitySet(stage.state)
         self._traces: dict[Hashable, StageTrace] = {}
 
@@ -187,8 +188,7 @@ class StageFunction:
         Those that live with another stage; and tables, which TensorFlow copies whenever they are
         read if an optimizer writes to single rows of them. XLA reads variables in its own way.
         """
-        tables = self.stage.tables if self.compiler is None else ()
-        return [v for v in (*self.stage.borrowed, *tables) if v not in self._state]
+        return [v for v in (*self.stage.borrowed, *self._tables) if v not in self._state]
 
     def __call__(self, inputs: StageInputs) -> StageOutputs:
         """Runs the stage on one micro-batch."""

@@ -12,13 +12,11 @@ import tensorflow as tf
 
 from keras_mgpu.internals.identity import IdentityMap
 from keras_mgpu.pipeline.stage.gradients import Gradient, GradientVariables, add_gradients
-from keras_mgpu.pipeline.stage.graph_cut import GraphOps, Piece
 from keras_mgpu.pipeline.stage.measuring import call_once, run_each
 from keras_mgpu.pipeline.stage.piece_function import (
     Called,
-    PieceFunction,
+    PieceMaker,
     Waitable,
-    define_piece,
 )
 from keras_mgpu.pipeline.stage.stage_function import StageFunction, StageInputs, StageTrace
 from keras_mgpu.pipeline.stage.stage_program import (
@@ -28,7 +26,7 @@ from keras_mgpu.pipeline.stage.stage_program import (
     make_program,
 )
 from keras_mgpu.pipeline.stage.training_stage import Backward
-from keras_mgpu.pipeline.stage.xla import CompiledPiece
+from keras_mgpu.pipeline.stage.xla import CompiledPieceMaker
 
 # For tensors of the traced graph, by reference, the tensors that stand for them in a step.
 Tensors = dict[object, tf.Tensor]
@@ -114,20 +112,13 @@ class TracedStage:
             sums=self._sums,
         )
 
-        def plain(ops: GraphOps, piece: Piece, name: str) -> PieceFunction:
-            stays = self._stays_a_call
-            return define_piece(ops, piece, name=name, stays_a_call=stays, options=options)
-
-        def compiled(ops: GraphOps, piece: Piece, name: str) -> CompiledPiece:
-            return CompiledPiece(ops, piece, name, options)
-
         compiler = self._function.compiler
         if compiler is not None and compiler.is_on:
-            program = make_program(graph, cotangents, kinds, compiled)
+            program = make_program(graph, cotangents, kinds, CompiledPieceMaker(options))
             compiler.try_out(lambda: run_each(program, compiler.zeros, call_once))
             if compiler.is_on:
                 return program
-        return make_program(graph, cotangents, kinds, plain)
+        return make_program(graph, cotangents, kinds, PieceMaker(self._stays_a_call, options))
 
 
 class TracedRun:

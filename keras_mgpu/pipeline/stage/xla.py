@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from keras_mgpu.model.stages import Stage
 from keras_mgpu.pipeline.stage.graph_cut import GraphOps, Piece
-from keras_mgpu.pipeline.stage.piece_function import Called, define_piece
+from keras_mgpu.pipeline.stage.piece_function import Called, PieceMaker
 
 logger = logging.getLogger("keras_mgpu")
 
@@ -72,11 +73,30 @@ class StageCompiler:
         return zeros_like_spec(spec, self._num_rows)
 
 
+@dataclass(frozen=True, eq=False)
 class CompiledPiece:
     """A piece of a graph as a function that XLA compiles; called as a `PieceFunction` is."""
 
-    def __init__(self, graph: GraphOps, piece: Piece, name: str, options: bytes) -> None:
-        inner = define_piece(graph, piece, name=name, stays_a_call=False, options=options)
+    function: Any
+
+    def __call__(self, tensors: Sequence[tf.Tensor]) -> Called:
+        *results, done = self.function(*tensors)
+        return Called(results, done)
+
+
+@dataclass(frozen=True)
+class CompiledPieceMaker:
+    """Makes compiled functions of pieces of a graph.
+
+    Attributes:
+        options: TensorFlow's serialized options for calls.
+    """
+
+    options: bytes
+
+    def __call__(self, graph: GraphOps, piece: Piece, name: str) -> CompiledPiece:
+        """Makes one of a piece; its name begins with `name`."""
+        inner = PieceMaker(stays_a_call=False, options=self.options)(graph, piece, name)
 
         def call(*tensors: tf.Tensor) -> list[tf.Tensor]:
             # The last one is for others to wait for, where nothing else is returned.
@@ -84,11 +104,7 @@ class CompiledPiece:
 
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in piece.feeds]
         compiled = tf.function(call, autograph=False, jit_compile=True)
-        self._function = compiled.get_concrete_function(*specs)
-
-    def __call__(self, tensors: Sequence[tf.Tensor]) -> Called:
-        *results, done = self._function(*tensors)
-        return Called(results, done)
+        return CompiledPiece(compiled.get_concrete_function(*specs))
 
 
 def zeros_like_spec(spec: Any, num_rows: int) -> tf.Tensor:
