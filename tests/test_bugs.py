@@ -174,3 +174,20 @@ def test_a_nested_model_is_cut_inside(devices):
     model = keras.Sequential([keras.Input((4,)), inner, layers.Dense(2)])
     split = PipelineSplit(model, devices[:2], cuts=[f"in/{inner.layers[1].name}"])
     assert [len(stage.layers) for stage in split.stages] == [2, 3]
+
+
+@pytest.mark.filterwarnings("ignore:.*couples the samples of a batch")
+def test_metrics_are_updated_where_a_loss_couples_samples(devices):
+    """They stayed at 0: metrics went along with the parts of a loss, and such a loss has none."""
+    x, y = np.random.rand(10, 4), np.random.rand(10, 2)
+
+    def largest(y_true, y_pred):
+        return keras.ops.max(keras.ops.square(y_true - y_pred))
+
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3), layers.Dense(2)])
+    model.compile("sgd", largest, metrics=["mae"])
+    expected = model.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)
+    split = PipelineSplit(model, devices[:2], micro_batches=3)
+    found = split.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert split.train_on_batch(x, y, return_dict=True)["mae"] > 0

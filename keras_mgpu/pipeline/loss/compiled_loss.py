@@ -226,8 +226,9 @@ class CompiledLoss:
         return LossParts(parts, gradients.found)
 
     def update_metrics_with_all(self, y: Value, y_pred: Value, sample_weight: Value) -> None:
-        """For metrics that need the whole batch at once."""
-        self._metrics.update_state(y, y_pred, sample_weight)
+        """For metrics that need the whole batch at once, or have to wait for it."""
+        if self._metrics is not None:
+            self._metrics.update_state(y, y_pred, sample_weight)
 
     def _update_metrics(self, y: Value, y_pred: Value, sample_weight: Value) -> tf.Tensor:
         self._metrics.update_state(y, y_pred, sample_weight)

@@ -56,11 +56,19 @@ class LossHead:
     def couples_samples(self) -> bool:
         return self._compiled.couples_samples
 
+    @property
+    def _waits_for_all(self) -> bool:
+        """Whether something needs the outputs of all micro-batches at once.
+
+        Metrics are updated along with the parts of a loss, and so wait for a loss without parts.
+        """
+        return self.couples_samples or not self._compiled.metrics_can_be_split
+
     def take_outputs(self, micro_batch: int, outputs: list[Value]) -> None:
         batch, compiled = self._batch, self._compiled
         y_pred = self._calls.pack_outputs(outputs)
         self._num_leaves = [len(tree.flatten(output)) for output in outputs]
-        if compiled.couples_samples or not compiled.metrics_can_be_split:
+        if self._waits_for_all:
             self._outputs.append(y_pred)
         if compiled.couples_samples:
             return
@@ -100,7 +108,7 @@ class LossHead:
             self._take_whole()
         values, entries = self._term_values(), self._compiled.entries
         self._track_terms(values)
-        if not self._compiled.metrics_can_be_split:
+        if self._waits_for_all:
             self._update_metrics_with_all()
         weights = [entry.loss_weights for entry, _ in entries]
         weighted = [v if w is None else v * w for v, w in zip(values, weights)]
