@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_mgpu.blueprint import named_schedules
 from keras_mgpu.blueprint.partition import PartitionPlan
 from keras_mgpu.blueprint.schedule import Schedule
-from keras_mgpu.blueprint.timeline import Costs, Sizes
+from keras_mgpu.blueprint.timeline import Costs, StageBytes
 from keras_mgpu.internals.tf_functions import scratch_graph
 from keras_mgpu.model.layer_calls import LayerCalls, Value
 from keras_mgpu.model.stages import Stage, make_stages
@@ -142,7 +142,7 @@ class Pipeline:
         packed = [self.calls.pack_outputs(values) for values in outputs.taken]
         return micro_batches.merge(packed, batch.sizes)
 
-    def measure(self, num_samples: int, num_rounds: int = 5) -> tuple[Costs, Sizes]:
+    def measure(self, num_samples: int, num_rounds: int = 5) -> tuple[Costs, StageBytes]:
         """What a micro-batch of some size costs in each stage, and what it keeps there."""
         if type(num_samples) is not int or num_samples < 1:
             raise ValueError(
@@ -162,7 +162,7 @@ class Pipeline:
             weight=[each.get("weights", 0.0) for each in seconds],
             recompute=[each.get("recompute", each["forward"]) for each in seconds],
         )
-        return costs, Sizes(
+        return costs, StageBytes(
             activations=[each["activations"] for each in sizes],
             for_weights=[each["for_weights"] for each in sizes],
             inputs=[each["inputs"] for each in sizes],
