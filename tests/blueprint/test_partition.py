@@ -323,11 +323,14 @@ def test_table():
             StagePlan(("long_name",), 500_000_000, 1_000, 4_000, 0),
         )
     )
-    assert str(plan).splitlines() == [
-        "stage  layers  first      last       compute  share  parameters   weights  sent per sample",
-        "    0       3  input      relu         1.5 G  75.0%      23,456  91.6 KiB          3.0 MiB",
-        "    1       1  long_name  long_name  500.0 M  25.0%       1,000   3.9 KiB                -",
-    ]
+    assert (
+        f"\n{plan}\n"
+        == """
+stage  layers  first      last       compute  share  parameters   weights  sent per sample
+    0       3  input      relu         1.5 G  75.0%      23,456  91.6 KiB          3.0 MiB
+    1       1  long_name  long_name  500.0 M  25.0%       1,000   3.9 KiB                -
+"""
+    )
 
 
 def test_table_with_devices():
