@@ -154,7 +154,7 @@ def make_plan(
     calls: LayerCalls, cuts: Sequence[str] | PartitionPlan | None, num_stages: int
 ) -> PartitionPlan:
     costs = layer_costs(calls)
-    if calls.one_a_stage:
+    if calls.one_per_stage:
         if cuts is not None:
             raise ValueError(
                 f"A list of stages is cut already: `cuts` must be left out. Received: cuts={cuts!r}"
