@@ -9,7 +9,7 @@ WORKERS ?= 2
 help:
 	@echo "make demo    split a small model, train it, and check it against the unsplit one"
 	@echo "make test    run all tests"
-	@echo "make torture kill runs at 200 random moments, flip more bits, split larger models"
+	@echo "make torture kill runs at 200 random points in time, flip more bits, split larger models"
 	@echo "make check   formatter, linter, types"
 	@echo "make docs    write docs/api.md from the docstrings"
 	@echo "make bench   run the benchmarks"

@@ -11,7 +11,7 @@ exec((HERE / "keras_mgpu" / "version.py").read_text(encoding="utf-8"), VERSION)
 setup(
     name="keras-mgpu",
     version=VERSION["__version__"],
-    description="Keras models over several GPUs: pipelined training to the same numbers.",
+    description="Train Keras models on several GPUs, with the same numbers as on one.",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",

@@ -265,16 +265,16 @@ def test_the_table_of_the_docs():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ("worker 0 of 2", "TF_CONFIG is no JSON"),
-        ("[]", "TF_CONFIG has not the right form"),
+        ("worker 0 of 2", "TF_CONFIG is not valid JSON"),
+        ("[]", "TF_CONFIG has the wrong structure"),
         ('{"task": {"type": "worker", "index": 0}}', "TF_CONFIG has no 'cluster'"),
         (
             '{"cluster": {"worker": ["a:1"]}, "task": {"type": "chief", "index": 0}}',
-            "this is a 'chief', and the cluster has none",
+            "as a 'chief', but the cluster has none",
         ),
         (
             '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 2}}',
-            "this is worker 2, and the cluster has 2, counted from 0",
+            "as worker 2, but the cluster has only 2",
         ),
         (
             '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker"}}',
@@ -290,15 +290,15 @@ def test_the_table_of_the_docs():
         ),
         (
             '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0.7}}',
-            "an index that is no whole number",
+            "a task index that is not an integer",
         ),
         (
             '{"cluster": {"worker": ["a:99999"]}, "task": {"type": "worker", "index": 0}}',
-            "not like host:port",
+            "not of the form host:port",
         ),
         (
             '{"cluster": {"worker": ["a"]}, "task": {"type": "worker", "index": 0}}',
-            "not like host:port",
+            "not of the form host:port",
         ),
     ],
 )

@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_mgpu.blueprint import named_schedules
 from keras_mgpu.blueprint.partition import PartitionPlan
 from keras_mgpu.blueprint.schedule import Schedule
-from keras_mgpu.blueprint.timeline import Costs, Sizes
+from keras_mgpu.blueprint.timeline import Costs, StageBytes
 from keras_mgpu.internals.identity import IdentityMap, unique
 from keras_mgpu.internals.tf_functions import scratch_graph
 from keras_mgpu.internals.tf_graph_optimizer import OptimizeStagesOnly
@@ -158,7 +158,7 @@ class Pipeline:
         packed = [self.calls.pack_outputs(values) for values in head.taken]
         return micro_batches.merge(packed, batch.sizes)
 
-    def measure(self, num_samples: int, num_rounds: int = 5) -> tuple[Costs, Sizes]:
+    def measure(self, num_samples: int, num_rounds: int = 5) -> tuple[Costs, StageBytes]:
         """What a micro-batch of some size costs in each stage, and what it keeps there."""
         if type(num_samples) is not int or num_samples < 1:
             raise ValueError(
@@ -178,7 +178,7 @@ class Pipeline:
             weight=[each.seconds.get("weights", 0.0) for each in measured],
             recompute=[each.recompute_seconds for each in measured],
         )
-        return costs, Sizes(
+        return costs, StageBytes(
             activations=[each.activations for each in measured],
             for_weights=[each.for_weights for each in measured],
             inputs=[each.inputs for each in measured],

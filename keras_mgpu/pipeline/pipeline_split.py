@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_mgpu.blueprint.partition import PartitionPlan
 from keras_mgpu.blueprint.schedule import Schedule
-from keras_mgpu.blueprint.timeline import Costs, Sizes
+from keras_mgpu.blueprint.timeline import Costs, StageBytes
 from keras_mgpu.internals.keras_graph import no_automatic_dependency_tracking
 from keras_mgpu.internals.keras_training import (
     SharesCompiled,
@@ -283,7 +283,7 @@ class PipelineSplit(SharesCompiled):
         verifier = Verifier(self.model, self._pipeline, self._compiled, self.trainable_weights)
         return verifier.verify(x, y, sample_weight, scale=self._loss_scale(), metrics=self.metrics)
 
-    def measure(self, num_samples: int) -> tuple[Costs, Sizes]:
+    def measure(self, num_samples: int) -> tuple[Costs, StageBytes]:
         """Runs each stage by itself: what a micro-batch costs in time and in memory.
 
         `replay(split.schedule, costs)` then predicts a step on devices that each work as fast as
@@ -293,7 +293,7 @@ class PipelineSplit(SharesCompiled):
             num_samples: Integer. The size of the micro-batch.
 
         Returns:
-            A pair: `Costs` in seconds, and `Sizes` in bytes. What loops keep, as in recurrent
+            A pair: `Costs` in seconds, and `StageBytes`. What loops keep, as in recurrent
             layers, is not counted among the bytes.
         """
         return self._pipeline.measure(num_samples)

@@ -96,6 +96,17 @@ class VerifyReport:
         """The largest relative difference from plain Keras on the whole batch."""
         return self.whole_batch.max_relative
 
+    def largest(self, num_gradients: int) -> VerifyReport:
+        """The same with the gradients that are furthest from plain Keras on the whole batch."""
+        rows = self.whole_batch.gradients
+        order = sorted(range(len(rows)), key=lambda i: rows[i].relative, reverse=True)
+        chosen = order[:num_gradients]
+
+        def of(comparison: Comparison) -> Comparison:
+            return Comparison(comparison.loss, tuple(comparison.gradients[i] for i in chosen))
+
+        return VerifyReport(of(self.whole_batch), of(self.same_micro_batches))
+
     def __str__(self) -> str:
         pairs = list(zip(self.whole_batch.rows, self.same_micro_batches.rows))
         width = max(len(first.name) for first, _ in pairs)

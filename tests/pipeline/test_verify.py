@@ -118,6 +118,16 @@ def test_report_reads_as_a_table(devices):
     assert len({len(line) for line in (columns, loss, *gradients)}) == 1
 
 
+def test_the_largest_differences_can_be_picked(devices):
+    _, report = verified(sequential(layers.BatchNormalization()), devices)
+    largest = report.largest(2)
+    relative = [row.relative for row in largest.whole_batch.gradients]
+    assert relative == sorted(row.relative for row in report.whole_batch.gradients)[:-3:-1]
+    names = [row.name for row in largest.whole_batch.gradients]
+    assert [row.name for row in largest.same_micro_batches.gradients] == names
+    assert largest.max_relative == report.max_relative
+
+
 def test_nan_is_not_hidden():
     nan = Difference("a", float("nan"), float("nan"))
     comparison = Comparison(Difference("loss", 0.0, 0.0), (nan,))
