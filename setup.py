@@ -19,9 +19,9 @@ setup(
     package_data={"keras_mgpu": ["py.typed"]},
     python_requires=">=3.10,<3.14",
     install_requires=[
-        "tensorflow>=2.21",
-        "keras>=3.15",
-        "tensorboard>=2.21",
+        "tensorflow>=2.19",
+        "keras>=3.12",
+        "tensorboard>=2.19",
         "numpy",
         "pillow>=10.1",
         "psutil>=5.9",
@@ -29,7 +29,7 @@ setup(
     ],
     extras_require={
         "bench": ["torch==2.13.0"],
-        "cuda": ["tensorflow[and-cuda]>=2.21"],
+        "cuda": ["tensorflow[and-cuda]>=2.19"],
         "nvidia": ["nvidia-ml-py>=12"],
         "dev": [
             "hypothesis>=6",

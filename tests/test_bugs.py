@@ -106,7 +106,7 @@ def test_outputs_without_a_row_for_each_sample_are_refused(devices):
         return keras.Model(inputs, layers.Dense(3)(x))
 
     x = np.ones((8, 4, 6), "float32")
-    with pytest.raises(tf.errors.InvalidArgumentError, match="as many rows"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="one row per sample"):
         PipelineSplit(make(), devices[:2], micro_batches=4).predict(x, verbose=0)
     whole = PipelineSplit(make(), devices[:2], micro_batches=1).predict(x, verbose=0)
     assert whole.shape == (32, 3)
@@ -127,7 +127,7 @@ def test_state_that_moves_with_every_micro_batch_is_said(devices):
     model = dense(layers.SpectralNormalization(layers.Dense(4)))
     split = PipelineSplit(model, devices[:2], micro_batches=2)
     split.compile("sgd", "mse")
-    with pytest.warns(UserWarning, match=r"vector_u' moves with every micro-batch"):
+    with pytest.warns(UserWarning, match=r"vector_u' is updated once per micro-batch"):
         split.fit(X, Y, verbose=0)
 
 

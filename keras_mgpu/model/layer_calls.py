@@ -15,9 +15,11 @@ from typing import Any
 import keras
 from keras import tree
 
+from keras_mgpu.internals.identity import IdentityMap, unique
 from keras_mgpu.internals.keras_graph import (
     Functional,
     compute_output_spec,
+    fill_in,
     graph_of,
     nodes_in_order,
     pack_outputs,
@@ -128,6 +130,10 @@ def from_stages(layers: Sequence[keras.Layer]) -> LayerCalls:
     )
 
 
+# For symbolic tensors of a graph, the numbers of the values they stand for.
+Numbers = IdentityMap[keras.KerasTensor, int]
+
+
 class _Builder:
     """Collects the calls of nested graphs and numbers their values."""
 
@@ -142,7 +148,7 @@ class _Builder:
 
     def add_graph(self, graph: Functional, inputs: Sequence[int], prefix: str) -> list[int]:
         """Adds all calls of a graph with the given inputs. Returns the numbers of its outputs."""
-        numbers = {id(tensor): value for tensor, value in zip(graph.inputs, inputs)}
+        numbers: Numbers = IdentityMap(zip(graph.inputs, inputs))
         for node in nodes_in_order(graph):
             nested = _nested_graph(node)
             if nested is None:
@@ -151,8 +157,8 @@ class _Builder:
                 path = f"{prefix}{node.operation.name}/"
                 entered = self._add_entry(node, nested, numbers, path)
                 outputs = self.add_graph(nested, entered, path)
-            numbers.update((id(tensor), value) for tensor, value in zip(node.outputs, outputs))
-        return [numbers[id(tensor)] for tensor in graph.outputs]
+            numbers.update(zip(node.outputs, outputs))
+        return [numbers[tensor] for tensor in graph.outputs]
 
     def add_chained(self, layer: keras.Layer, value: int) -> int:
         """Adds a layer that takes and returns one value of any structure."""
@@ -164,20 +170,19 @@ class _Builder:
         self._append(layer.name, layer, (value,), (output,), run)
         return output
 
-    def _add_node(self, node: Any, numbers: dict[int, int], prefix: str) -> list[int]:
-        tensors = list({id(tensor): tensor for tensor in node.input_tensors}.values())
+    def _add_node(self, node: Any, numbers: Numbers, prefix: str) -> list[int]:
+        tensors = unique(node.input_tensors)
         outputs = [self.new_value() for _ in node.outputs]
 
         def run(values: Sequence[Value], training: bool) -> list[Value]:
-            filled = {id(tensor): value for tensor, value in zip(tensors, values)}
-            args, kwargs = node.arguments.fill_in(filled)
+            args, kwargs = fill_in(node, tensors, values)
             flat: list[Value] = tree.flatten(_call(node.operation, args, kwargs, training))
             return flat
 
         self._append(
             f"{prefix}{node.operation.name}",
             node.operation,
-            tuple(numbers[id(tensor)] for tensor in tensors),
+            tuple(numbers[tensor] for tensor in tensors),
             tuple(outputs),
             run,
             input_specs=tuple(tensors),
@@ -185,21 +190,18 @@ class _Builder:
         )
         return outputs
 
-    def _add_entry(
-        self, node: Any, nested: Functional, numbers: dict[int, int], path: str
-    ) -> list[int]:
+    def _add_entry(self, node: Any, nested: Functional, numbers: Numbers, path: str) -> list[int]:
         tensors = list(node.input_tensors)
         outputs = [self.new_value() for _ in nested.inputs]
 
         def run(values: Sequence[Value], training: bool) -> list[Value]:
-            filled = {id(tensor): value for tensor, value in zip(tensors, values)}
-            args, _ = node.arguments.fill_in(filled)
+            args, _ = fill_in(node, tensors, values)
             return standardize_inputs(nested, args[0])
 
         self._append(
             f"{path}inputs",
             node.operation,
-            tuple(numbers[id(tensor)] for tensor in tensors),
+            tuple(numbers[tensor] for tensor in tensors),
             tuple(outputs),
             run,
             is_entry=True,
@@ -217,8 +219,8 @@ class _Builder:
     ) -> None:
         self._times_called[name] += 1
         times = self._times_called[name]
-        unique = name if times == 1 else f"{name}@{times}"
-        self.calls.append(LayerCall(unique, layer, inputs, outputs, run, **rest))
+        numbered = name if times == 1 else f"{name}@{times}"
+        self.calls.append(LayerCall(numbered, layer, inputs, outputs, run, **rest))
 
 
 def _nested_graph(node: Any) -> Functional | None:

@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from keras_mgpu.blueprint.partition import LayerCost
+from keras_mgpu.internals.identity import IdentitySet
 from keras_mgpu.model.layer_calls import LayerCall, LayerCalls
 
 UNKNOWN_DIMENSION = 64  # Used for a length or width that is not known before training.
@@ -24,11 +25,11 @@ def layer_costs(model: LayerCalls) -> list[LayerCost]:
     """Returns the `LayerCost` of each call after which the model can be cut."""
     calls = [call for call in model.calls if not call.is_entry]
     crossing = _bytes_after(model, calls)
-    seen: set[int] = set()
+    seen: IdentitySet[keras.Variable] = IdentitySet()
     costs = []
     for call, cut_bytes in zip(calls, crossing):
-        variables = [v for v in _variables(call.layer) if id(v) not in seen]
-        seen.update(id(v) for v in variables)
+        variables = [v for v in _variables(call.layer) if v not in seen]
+        seen.update(variables)
         costs.append(
             LayerCost(
                 name=call.name,

@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from keras_mgpu.blueprint.partition import PartitionPlan
+from keras_mgpu.internals.identity import IdentitySet, unique
 from keras_mgpu.internals.keras_graph import flatten_layers
 from keras_mgpu.internals.keras_variables import (
     move_variable,
@@ -50,7 +51,7 @@ class Stage:
     @property
     def layers(self) -> list[Any]:
         """Its layers, in the order of their first call."""
-        return list({id(c.layer): c.layer for c in self.calls if not c.is_entry}.values())
+        return unique(call.layer for call in self.calls if not call.is_entry)
 
     @property
     def sublayers(self) -> list[keras.Layer]:
@@ -60,21 +61,21 @@ class Stage:
     @property
     def state(self) -> list[keras.Variable]:
         """The variables that its layers may update when called: statistics, seeds, metrics."""
-        return list({id(v): v for layer in self.sublayers for v in own_state(layer)}.values())
+        return unique(variable for layer in self.sublayers for variable in own_state(layer))
 
     @property
     def new_weights(self) -> list[keras.Variable]:
         """The weights that were added to its layers after the model was split."""
-        known = {id(v) for v in (*self.variables, *self.borrowed)}
+        known = IdentitySet((*self.variables, *self.borrowed))
         weights = [weight for layer in self.sublayers for weight in own_weights(layer)]
-        return [weight for weight in weights if id(weight) not in known]
+        return [weight for weight in weights if weight not in known]
 
     @property
     def tables(self) -> list[keras.Variable]:
         """The embedding tables on its device."""
         embeddings = [each for each in self.sublayers if isinstance(each, keras.layers.Embedding)]
-        of_embeddings = {id(v) for layer in embeddings for v in layer.variables}
-        return [variable for variable in self.variables if id(variable) in of_embeddings]
+        of_embeddings = IdentitySet(v for layer in embeddings for v in layer.variables)
+        return [variable for variable in self.variables if variable in of_embeddings]
 
     def __str__(self) -> str:
         names = [call.name for call in self.calls if not call.is_entry]
@@ -88,7 +89,7 @@ def make_stages(
     """Divides the calls of a model into stages as planned, one per device."""
     ranges = _ranges(model.calls, plan.ends)
     stages: list[Stage] = []
-    homes: set[int] = set()
+    homes: IdentitySet[keras.Variable] = IdentitySet()
     for index, (calls, device) in enumerate(zip(ranges, devices)):
         later = [call for following in ranges[index + 1 :] for call in following]
         used = _variables(calls)
@@ -99,11 +100,11 @@ def make_stages(
                 calls=calls,
                 inputs=_read_by(calls),
                 outputs=_needed_after(calls, later, model.outputs),
-                variables=tuple(v for v in used if id(v) not in homes),
-                borrowed=tuple(v for v in used if id(v) in homes),
+                variables=tuple(v for v in used if v not in homes),
+                borrowed=tuple(v for v in used if v in homes),
             )
         )
-        homes.update(id(v) for v in used)
+        homes.update(used)
     return tuple(stages)
 
 
@@ -175,10 +176,6 @@ def _needed_after(
 
 
 def _variables(calls: Sequence[LayerCall]) -> list[keras.Variable]:
-    found: dict[int, keras.Variable] = {}
-    for call in calls:
-        if isinstance(call.layer, keras.Layer) and not call.is_entry:
-            for sublayer in flatten_layers(call.layer):
-                own = [*own_trainable(sublayer), *own_state(sublayer)]
-                found.update((id(v), v) for v in own)
-    return list(found.values())
+    layers = [call.layer for call in calls if not call.is_entry]
+    sublayers = [sublayer for layer in layers for sublayer in flatten_layers(layer)]
+    return unique(v for each in sublayers for v in (*own_trainable(each), *own_state(each)))

@@ -137,7 +137,7 @@ def check_stage_list(layers: Sequence[Any]) -> None:
             )
 
 
-def check_can_be_cut(layers: Sequence[keras.Layer], num_micro_batches: int) -> None:
+def check_statelessness(layers: Sequence[keras.Layer], num_micro_batches: int) -> None:
     """Checks that no layer is stateful, which is incompatible with micro-batches."""
     stateful = [layer.name for layer in layers if getattr(layer, "stateful", False)]
     if stateful and num_micro_batches > 1:

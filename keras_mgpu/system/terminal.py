@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -52,3 +53,16 @@ def show(*parts: RenderableType) -> None:
     else:
         sys.stdout.write(render(*parts))
         sys.stdout.flush()
+
+
+def fold_names(names: Sequence[str], kind: str) -> str:
+    """A list of names for a sentence, shortened where it is long.
+
+    >>> fold_names(["norm", "norm_1"], "layers")
+    'norm, norm_1'
+    >>> fold_names([f"norm_{i}" for i in range(112)], "layers")
+    'norm_0 … norm_111 (112 layers)'
+    """
+    if len(names) <= 4:
+        return ", ".join(names)
+    return f"{names[0]} … {names[-1]} ({len(names)} {kind})"

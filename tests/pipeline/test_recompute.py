@@ -54,7 +54,7 @@ def trained(devices, **options):
     }
 
 
-@pytest.mark.filterwarnings("ignore:These layers normalize", "ignore:The layer state")
+@pytest.mark.filterwarnings("ignore:Batch normalization uses", "ignore:The layer state")
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero_bubble"])
 @pytest.mark.parametrize("recompute", [True, "auto", [1]])
 def test_dropout_and_state_are_those_of_the_first_pass(schedule, recompute, devices):
@@ -68,20 +68,20 @@ def test_dropout_and_state_are_those_of_the_first_pass(schedule, recompute, devi
         np.testing.assert_allclose(again_weights[path], value, rtol=1e-5, atol=1e-6, err_msg=path)
 
 
-@pytest.mark.filterwarnings("ignore:These layers normalize", "ignore:The layer state")
+@pytest.mark.filterwarnings("ignore:Batch normalization uses", "ignore:The layer state")
 def test_the_state_did_move(devices):
     """Otherwise the test above could not fail."""
     _, weights = trained(devices[:2], micro_batches=4, recompute=True)
     assert weights["counter/count"] > 0
 
 
-@pytest.mark.filterwarnings("ignore:These layers normalize")
+@pytest.mark.filterwarnings("ignore:Batch normalization uses")
 def test_auto_leaves_out_stages_with_one_micro_batch_alive(devices):
     split = PipelineSplit(with_state(), devices[:3], micro_batches=4, recompute="auto")
     assert split.schedule.recomputed_stages == {0, 1}
 
 
-@pytest.mark.filterwarnings("ignore:These layers normalize")
+@pytest.mark.filterwarnings("ignore:Batch normalization uses")
 def test_one_micro_batch_can_be_recomputed(devices):
     keras.utils.set_random_seed(5)
     x, y = data()
