@@ -206,7 +206,7 @@ def test_frozen_norm_uses_its_statistics_and_keeps_them(devices):
 
 
 def test_a_warning_names_the_layers_normalized_by_micro_batch(devices):
-    with pytest.warns(UserWarning, match=r"mean and variance of each micro-batch .* in batch_normalization"):
+    with pytest.warns(UserWarning, match=r"of each micro-batch .* in batch_norm"):
         PipelineSplit(norm_first(), devices[:2], micro_batches=4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -26,7 +26,8 @@ def verified(model, devices, y=Y, micro_batches=4, **data):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         split = PipelineSplit(model, devices[:2], micro_batches)
-        split.compile(keras.optimizers.Adam(), "mse", metrics=[["mae"]] * len(model.outputs))
+        metrics = ["mae"] if len(model.outputs) == 1 else [["mae"]] * len(model.outputs)
+        split.compile(keras.optimizers.Adam(), "mse", metrics=metrics)
         return split, split.verify(X, y, **data)
 
 
