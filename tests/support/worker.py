@@ -19,7 +19,7 @@ import tensorflow as tf
 
 import keras_mgpu as km
 from keras_mgpu.checkpoints.saver import CheckpointError
-from keras_mgpu.monitoring import monitor
+from keras_mgpu.monitoring import poll_schedule
 
 
 def make_model():
@@ -160,7 +160,7 @@ def metrics(strategy, directory):
         model = make_model()
         model.optimizer.build(model.trainable_variables)
     step = make_step(strategy, model)
-    monitor.CATCH_UP_SECONDS = 0.1  # They compare themselves whenever they write.
+    poll_schedule.CATCH_UP_SECONDS = 0.1  # They compare themselves whenever they write.
     logger = km.GPUMetrics(directory, interval=0.1)
     callbacks = keras.callbacks.CallbackList([logger], model=model)
     callbacks.on_train_begin()
