@@ -231,7 +231,9 @@ def test_plain_arrays_continue_at_the_next_epoch_with_one_warning(tmp_path, capl
 
     assert one(interrupt_after=EPOCH + 3) == [0, 1]
     assert one() == [2]
-    said = [r.getMessage() for r in caplog.records if "does not know its position" in r.getMessage()]
+    said = [
+        r.getMessage() for r in caplog.records if "does not know its position" in r.getMessage()
+    ]
     assert len(said) == 1
     assert "keras_mgpu.resumable(x, y, batch_size=...)" in said[0]
 
