@@ -35,7 +35,7 @@ def test_only_what_is_asked_for(nvml):
     readers = NvmlReaders(nvml, ["gpu/sm_clock", "gpu/temperature"])
     assert [reader.name for reader in readers.of_one_gpu()] == ["temperature", "clocks"]
     assert [reader.is_slow for reader in readers.of_one_gpu()] == [True, False]
-    (temperature, clocks) = readers.of_one_gpu()
+    clocks = readers.of_one_gpu()[1]
     assert list(clocks.read(nvml.nvmlDeviceGetHandleByIndex(0))) == ["gpu/sm_clock"]
 
 

@@ -20,7 +20,10 @@ def messages(caplog):
     return [record.getMessage() for record in caplog.records]
 
 
-def found(source, due=Due()):
+EVERYTHING = Due()
+
+
+def found(source, due=EVERYTHING):
     return {(each.device, each.metric) for each in source.sample(due)}
 
 

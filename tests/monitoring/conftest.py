@@ -1,3 +1,0 @@
-from gpu_fixtures import driver, driver_folder, fake_clock
-
-__all__ = ["driver", "driver_folder", "fake_clock"]
