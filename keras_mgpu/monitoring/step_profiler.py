@@ -16,7 +16,7 @@ from keras_mgpu.system.cluster import Workers
 def can_profile(model: Any, workers: Workers) -> bool:
     """Whether single steps of this run can be profiled.
 
-    Several steps in one execution cannot be told apart. With several processes, TensorFlow's
+    Several steps in one execution cannot be distinguished. With several processes, TensorFlow's
     profiler has crashed them.
     """
     strategy = getattr(model, "distribute_strategy", None)

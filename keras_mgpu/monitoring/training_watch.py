@@ -1,4 +1,4 @@
-"""Whether training still runs. Keras tells no callback that `fit` has failed."""
+"""Whether training still runs. Keras does not notify callbacks when `fit` fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CHECKS = 5
 
 
 def watch(call: TrainingCall) -> Callable[[], bool]:
-    """Returns a function that tells whether the `fit` of this call still runs.
+    """Returns a function that returns whether the `fit` of this call still runs.
 
     A custom loop cannot be watched: it may call its callbacks from anywhere.
     """

@@ -544,6 +544,18 @@ def test_a_loop_without_callbacks(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+def test_a_loop_that_reports_only_the_ends_of_batches(tmp_path):
+    model = runs.make_model()
+    checkpoint = km.DistributedCheckpoint(tmp_path)
+    callbacks = keras.callbacks.CallbackList([checkpoint], model=model)
+    callbacks.on_train_begin()
+    for number, (x, y) in enumerate(runs.make_data()):
+        model.train_on_batch(x, y)
+        callbacks.on_train_batch_end(number)
+    callbacks.on_train_end()
+    assert steps(tmp_path) == [STEPS]
+
+
 def test_an_optimizer_outside_the_model(tmp_path):
     def make():
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, name="out")])

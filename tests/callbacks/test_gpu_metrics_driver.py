@@ -1,7 +1,7 @@
 """What arrives in the event files is what the GPUs' curves said.
 
-The GPUs are a stand-in for the driver's library with its real ABI, behind NVIDIA's own package. The
-clock is the test's, so that numbers are exact however fast the machine is.
+The GPUs are a stand-in for the driver's library with its real ABI. NVIDIA's own package calls it.
+The test moves the clock, so numbers are exact however fast the machine is.
 """
 
 import keras

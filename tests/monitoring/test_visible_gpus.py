@@ -14,7 +14,7 @@ def nvml(driver, monkeypatch):
 
 
 def temperatures(nvml, buses=(), **environment):
-    """By which the GPUs of the stand-in can be told apart: GPU i has 40 + i degrees."""
+    """Which GPUs they are: GPU i of the stand-in has 40 + i degrees."""
     handles = handles_of(nvml, buses, environment)
     return [nvml.nvmlDeviceGetTemperature(each, nvml.NVML_TEMPERATURE_GPU) for each in handles]
 

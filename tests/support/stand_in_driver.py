@@ -1,4 +1,4 @@
-"""A stand-in for NVIDIA's driver library with its real ABI, behind NVIDIA's own Python package."""
+"""A stand-in for NVIDIA's driver library with its real ABI, which NVIDIA's own package calls."""
 
 import ctypes
 
