@@ -61,7 +61,7 @@ def check_kill_and_resume(output, folder):
     """The run is whole; killed in the middle, and started again, it ends with the same losses."""
     killed, resumed = run_and_die("kill_and_resume.py", folder, 19)
     assert killed.returncode == -9
-    assert f"Going on from {folder}/again/checkpoints/" in resumed.stderr
+    assert f"Resuming from {folder}/again/checkpoints/" in resumed.stderr
     assert resumed.stdout.splitlines()[-1] == output.splitlines()[-1]
     assert output.splitlines()[-1].startswith("loss of each epoch: ")
 

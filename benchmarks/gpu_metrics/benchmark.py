@@ -22,7 +22,7 @@ import row_process
 from report import Table
 from row_process import TWO_CORES_ONE_THREAD_AN_OP, Cores
 
-DRIVER = Path(__file__).parents[2] / "tests" / "nvml" / "driver.c"
+DRIVER = Path(__file__).parents[2] / "tests" / "support" / "nvml" / "driver.c"
 # One core computes, as a host that feeds GPUs has some to spare.
 ONE_THREAD = Cores(2, intra_op=1, inter_op=1)
 ROWS: dict[str, dict[str, Any]] = {
@@ -98,7 +98,7 @@ def measure(options: dict[str, Any]) -> dict[str, float]:
     block, num_pairs = options["block"], options["pairs"]
     is_split = options.get("split", False)
     used = [0.0]
-    looks, is_looking = Monitor._looks, True
+    looks, is_looking = Monitor._polls, True
 
     def timed_looks(self: Any) -> Iterator[Any]:
         for due in looks(self):
@@ -107,7 +107,7 @@ def measure(options: dict[str, Any]) -> dict[str, float]:
                 yield due
                 used[0] += time.clock_gettime(time.CLOCK_THREAD_CPUTIME_ID) - begin
 
-    Monitor._looks = timed_looks  # type: ignore[method-assign]
+    Monitor._polls = timed_looks  # type: ignore[method-assign]
     blocks: dict[bool, list[float]] = {False: [], True: []}
 
     class Turns(keras.callbacks.Callback):
@@ -137,7 +137,7 @@ def measure(options: dict[str, Any]) -> dict[str, float]:
             if self.num_steps == 0:
                 used[0] = 0.0
             if is_split and is_looking and place == 0:
-                self.looker._next_profile = self.looker._step
+                self.looker._profiling.start(self.looker._progress.step - 1)
             if is_looking:
                 self.looker.on_train_batch_begin(batch)
 

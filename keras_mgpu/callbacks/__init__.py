@@ -1,1 +1,1 @@
-"""Keras callbacks, one class a file, for models under any strategy or none."""
+"""Keras callbacks, one class per file, for models with or without a strategy."""

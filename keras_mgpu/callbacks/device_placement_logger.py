@@ -99,7 +99,7 @@ class DevicePlacementLogger(keras.callbacks.Callback):
     def _samples_a_replica(self) -> int | None:
         if self._batch_size is None:
             return None
-        return -(-self._batch_size // self.model.distribute_strategy.num_replicas_in_sync)
+        return int(-(-self._batch_size // self.model.distribute_strategy.num_replicas_in_sync))
 
     def _watch(self, function: Any) -> None:
         """For this one batch, `fit` runs its function in a frame that collects and explains."""

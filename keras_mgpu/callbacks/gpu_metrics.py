@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import numbers
-import sys
-import threading
-import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
-import tensorflow as tf
 
+from keras_mgpu.callbacks.run_progress import RunProgress
 from keras_mgpu.internals.keras_optimizers import steps_of
 from keras_mgpu.internals.keras_training import (
     EpochLength,
@@ -22,22 +18,20 @@ from keras_mgpu.internals.keras_training import (
     refuse_twice,
     training_call,
 )
-from keras_mgpu.model.split_model import is_split
-from keras_mgpu.monitoring import catalogue, clock, nvml_source
-from keras_mgpu.monitoring.allocator_source import AllocatorSource
-from keras_mgpu.monitoring.event_files import EventFile
-from keras_mgpu.monitoring.host_source import HostSource
-from keras_mgpu.monitoring.layout import layout
-from keras_mgpu.monitoring.monitor import Monitor, runs_in
+from keras_mgpu.monitoring import clock
+from keras_mgpu.monitoring.metric_selection import choose
+from keras_mgpu.monitoring.monitor import Monitor
+from keras_mgpu.monitoring.profiling_schedule import ProfilingSchedule
+from keras_mgpu.monitoring.run_files import RunFiles
 from keras_mgpu.monitoring.sample_count import SampleCount
-from keras_mgpu.monitoring.source import Source
-from keras_mgpu.monitoring.steps import Progress
-from keras_mgpu.monitoring.timeline_log import log_profile
+from keras_mgpu.monitoring.sources import open_sources
+from keras_mgpu.monitoring.step_profiler import StepProfiler, can_profile
+from keras_mgpu.monitoring.step_timer import StepTimer
+from keras_mgpu.monitoring.step_totals import StepTotals
+from keras_mgpu.monitoring.training_watch import watch
 from keras_mgpu.monitoring.worker_times import WorkerTimes
-from keras_mgpu.profiling.profile import Profile
-from keras_mgpu.system import files
+from keras_mgpu.monitoring.write_schedule import WriteSchedule
 from keras_mgpu.system.cluster import Workers, workers_of
-from keras_mgpu.system.devices import buses_of_gpus
 from keras_mgpu.system.files import check_directory, make_directory
 
 _running: weakref.WeakSet[GPUMetrics] = weakref.WeakSet()
@@ -46,10 +40,9 @@ _running: weakref.WeakSet[GPUMetrics] = weakref.WeakSet()
 class GPUMetrics(keras.callbacks.Callback):
     """Logs what every GPU and the host do, for TensorBoard.
 
-    A thread of its own samples the driver; the training thread only says which step it is at.
-    Each GPU is a run of its own with the same tags, so that TensorBoard overlays them in one
-    chart. Without a driver, without GPUs, or with a GPU that fails, training goes on, and whatever
-    there is is logged.
+    A background thread samples the driver; the training thread only reports which step it is at.
+    Each GPU is a run with the same tags, so TensorBoard overlays all GPUs in one chart. Without a
+    driver or without GPUs, or if a GPU fails, training continues, and everything else is logged.
 
     Example:
 
@@ -58,16 +51,16 @@ class GPUMetrics(keras.callbacks.Callback):
     ```
 
     Args:
-        log_dir: Where TensorBoard finds it.
-        interval: Seconds between two looks. Defaults to 1.
-        update_freq: `"batch"`, `"epoch"`, or a number of batches: the steps that numbers are
-            written for, at most one in each interval. A step gets the mean, the largest and the
-            last of all samples since the one before. Defaults to `"batch"`.
+        log_dir: Where to write the logs for TensorBoard.
+        interval: Seconds between two samples. Defaults to 1.
+        update_freq: `"batch"`, `"epoch"`, or a number of batches: the steps to write, at most one
+            per interval. A step gets the mean, the maximum and the last of all samples since the
+            step before. Defaults to `"batch"`.
         metrics: `"default"`, `"all"`, or a list of names; `docs/metrics.md` lists them.
-        timeline_every: `"epoch"`, a number of batches, or `None` for never: how often a step is
-            traced with TensorFlow's profiler. Of a `PipelineSplit` it logs the measured timeline,
-            of GPUs the share of time they were busy, of `fit` the time it waits for data. Defaults
-            to `"epoch"`.
+        timeline_every: `"epoch"`, a number of batches, or `None` for never: how often to profile a
+            step with TensorFlow's profiler. It logs the measured timeline of a `PipelineSplit`,
+            the share of time in which GPUs were busy, and the time that `fit` waits for data.
+            Defaults to `"epoch"`.
     """
 
     def __init__(
@@ -80,254 +73,147 @@ class GPUMetrics(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self._log_dir = check_directory(log_dir, "log_dir")
-        self._interval = _check_interval(interval)
-        self._update_freq = _check_update_freq(update_freq)
-        self._metrics = frozenset(metric.name for metric in catalogue.choose(metrics))
-        self._timeline_every = _check_timeline_every(timeline_every)
+        self._metrics = frozenset(metric.name for metric in choose(metrics))
+        self._writing = WriteSchedule(update_freq, interval)
+        self._profiling = ProfilingSchedule(timeline_every)
+        self._progress, self._length = RunProgress(), EpochLength()
+        self._timer, self._samples = StepTimer(), SampleCount()
         self._monitor: Monitor | None = None
-        self._profile: Profile | None = None
+        self._profiler: StepProfiler | None = None
         self._workers = Workers()
-        self._samples = SampleCount()
-        self._length: EpochLength | None = None
-        self._step = self._step_told = 0
-        self._begin_of_step = self._end_of_step = self._between_steps = self._last_told = 0.0
-        self._first_of_call: int | None = None  # Until it ends.
+        self._num_reserved = 0
         self._has_begun = False
-        self._profiled_until = 0
-        self._first_profile = self._next_profile = sys.maxsize
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         call = training_call()
         refuse_twice(self, call.callbacks)
-        if any(isinstance(each, GPUMetrics) and each is not self for each in call.callbacks):
-            raise ValueError(
-                "There are two GPUMetrics in one run. One logs all GPUs; give it all metrics: "
-                '`GPUMetrics(log_dir, metrics="all")`.'
-            )
+        self._refuse_another(call.callbacks)
         self._end()
         make_directory(self._log_dir)
-        iterator = call.epoch_iterator
-        self._length = None if iterator is None else EpochLength(self.model, iterator)
+        self._length = EpochLength(self.model, call.epoch_iterator)
         self._workers = workers_of(getattr(self.model, "distribute_strategy", None))
-        self._monitor = Monitor(
-            self._sources(),
-            self._open_file,
-            self._interval,
-            self._metrics,
-            WorkerTimes(self._log_dir, self._workers) if self._workers.count > 1 else None,
-            _watch(call),
-            self._training_failed,
-        )
+        self._num_reserved = profiled_until(call.callbacks)
+        self._monitor = self._make_monitor(call)
+        self._profiler = StepProfiler(self._profiling, self._monitor, self.model)
         _running.add(self)
-        self._profiled_until = profiled_until(call.callbacks)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._samples.begin(self.model)
-        if self._timeline_every == "epoch" and self._has_begun and self._can_profile():
-            self._next_profile = max(self._step, self._first_profile)
+        self._progress.begin_epoch(epoch)
+        self._profiling.begin_epoch(self._progress.step)
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         if not self._has_begun:
             self._begin()
-        self._first_of_call = batch
-        self._stop_profile()
-        if self._step >= self._next_profile and self._monitor and self._monitor.is_running:
-            self._profile = Profile()
-        self._begin_of_step = time.perf_counter()
+        self._progress.begin_call(batch)
+        if self._profiler is not None:
+            self._profiler.begin_step(self._progress.step)
+        self._timer.begin_step(clock.now())
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        if self._first_of_call is None:  # A custom loop may tell of ends only.
+        if not self._progress.is_in_call:  # A custom loop may report ends only.
             if not self._has_begun:
                 self._begin(num_trained=1)
             self.on_train_batch_begin(batch)
-        first = self._first_of_call or 0
-        num_steps = (
-            batch - first + 1 if self._length is None else self._length.num_trained(first, batch)
-        )
-        self._first_of_call = None
-        self._step += num_steps
-        if self._profile is not None:
-            self._end_profile(self._profile)
-        self._between_steps += self._begin_of_step - self._end_of_step
-        self._end_of_step = time.perf_counter()
+        num_steps = self._progress.end_call(batch, self._length.num_batches)
+        step = self._progress.step
+        if self._profiler is not None:
+            self._profiler.end_step(step)
+        self._timer.end_step(clock.now())
         if self._monitor is not None:
-            self._monitor.num_ended = self._step
-        if self._length is None:  # Somebody may have Keras count anew for every batch.
+            self._monitor.num_ended = step
+        if not self._length.is_of_fit:  # A custom loop may reset Keras's count at every batch.
             self._samples.update(self.model)
-        is_due = self._update_freq is not None and self._step % self._update_freq < num_steps
-        # Behind an epoch other callbacks may evaluate, and Keras counts those samples likewise.
-        is_last = self._length is not None and self._length.is_last(batch)
-        if (is_due and self._end_of_step - self._last_told >= self._interval) or is_last:
-            self._tell()
+        # After an epoch other callbacks may evaluate, and Keras counts those samples too.
+        is_due = self._writing.is_due(step, num_steps, self._timer.end)
+        if is_due or self._length.is_last(batch):
+            self._report()
 
     def on_test_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        self._stop_profile()
-        self._tell()
+        self._cancel_profile()
+        self._report()
         self._samples.pause()
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        self._stop_profile()
-        self._tell()
+        self._cancel_profile()
+        self._report()
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
-        self._tell()
+        self._report()
         self._end()
 
     def _begin(self, num_trained: int = 0) -> None:
-        """At the first batch a resumed run knows which step it is at."""
+        """Starts at the first batch: only then does a resumed run know its step."""
         if self._monitor is None:
             raise RuntimeError(
-                "GPUMetrics was not told that training begins. In a loop of your own, call "
+                "`on_train_begin` was not called. In a custom loop, call "
                 "`callbacks.on_train_begin()` first."
             )
         self._has_begun = True
-        num_steps = steps_of(getattr(self.model, "optimizer", None))
-        self._step = max(self._step, num_steps - num_trained)
+        now, num_steps = clock.now(), steps_of(getattr(self.model, "optimizer", None))
+        self._progress.skip_to(num_steps - num_trained)
         self._samples.begin(self.model)
-        # TensorFlow traces the first step, and what it takes then is not what a step takes.
-        self._first_profile = self._step + self._profiled_until + 1
-        self._next_profile = self._first_profile if self._can_profile() else sys.maxsize
-        self._begin_of_step = self._end_of_step = self._last_told = time.perf_counter()
-        self._step_told = self._step
-        self._monitor.start(self._progress())
+        self._timer.start(now)
+        self._writing.start(self._progress.step, now)
+        if can_profile(self.model, self._workers):
+            self._profiling.start(self._progress.step, self._num_reserved)
+        self._monitor.start(self._totals())
 
-    def _can_profile(self) -> bool:
-        """Several steps at once cannot be told apart; profiling several processes ended them."""
-        strategy = getattr(self.model, "distribute_strategy", None)
-        has_servers = isinstance(strategy, tf.distribute.ParameterServerStrategy)
-        is_alone = self._workers.count == 1 and not has_servers
-        is_single = getattr(self.model, "steps_per_execution", 1) == 1
-        return self._timeline_every is not None and is_alone and is_single
-
-    def _end_profile(self, profile: Profile) -> None:
-        self._profile = None
-        seconds, step = profile.stop(), self._step
-        every = self._timeline_every
-        self._next_profile = step - 1 + every if isinstance(every, int) else sys.maxsize
-        schedule = self.model.schedule if is_split(self.model) else None
-        runs = _lane_names(self.model, schedule)
-        monitor = self._monitor
-        if monitor is None:
+    def _report(self) -> None:
+        """Has the monitor write this step, unless it was reported before."""
+        if self._monitor is None or not self._writing.written(self._progress.step, clock.now()):
             return
-
-        def log() -> None:
-            if not log_profile(monitor, profile, seconds, step, schedule, runs):
-                self._next_profile = self._first_profile
-
-        monitor.do_later(log)
-
-    def _tell(self) -> None:
-        """Says that this step is to be written, if that was not said before."""
-        if self._monitor is None or self._step == self._step_told:
-            return
-        if self._length is not None:
+        if self._length.is_of_fit:
             self._samples.update(self.model)
-        self._step_told, self._last_told = self._step, time.perf_counter()
-        self._monitor.tell(self._progress())
+        self._monitor.report(self._totals())
 
-    def _progress(self) -> Progress:
-        ended = clock.now() - (time.perf_counter() - self._end_of_step)
-        return Progress(self._step, ended, self._samples.total, self._between_steps)
+    def _totals(self) -> StepTotals:
+        timer = self._timer
+        return StepTotals(self._progress.step, timer.end, self._samples.total, timer.between_steps)
+
+    def _cancel_profile(self) -> None:
+        if self._profiler is not None:
+            self._profiler.cancel()
 
     def _training_failed(self) -> None:
-        """Called by the thread that logs."""
-        self._stop_profile()
-        self._tell()
-
-    def _stop_profile(self) -> None:
-        """For a step that failed, or never came: Keras begins a batch before it asks for it."""
-        profile, self._profile = self._profile, None
-        if profile is not None:
-            profile.stop()
-            profile.read()
+        """Called by the monitor's thread."""
+        self._cancel_profile()
+        self._report()
 
     def _end(self) -> None:
-        self._stop_profile()
-        self._first_of_call, self._has_begun, self._length = None, False, None
+        self._cancel_profile()
+        self._profiling.stop()
+        self._progress, self._length = RunProgress(self._progress.step), EpochLength()
+        self._has_begun = False
         _running.discard(self)
         if self._monitor is not None:
             self._monitor.stop()
-            self._monitor = None
+            self._monitor = self._profiler = None
 
-    def _sources(self) -> list[Source]:
-        buses = buses_of_gpus()
-        sources: list[Source] = []
-        sampled = catalogue.with_needed(self._metrics)
-        if any(name.startswith("gpu/") for name in sampled):
-            gpus = nvml_source.open_source(list(buses.values()), sampled)
-            sources += [] if gpus is None else [gpus]
-        gpu_names = [each.name for each in tf.config.list_logical_devices("GPU")]
-        if gpu_names and any(name.startswith("allocator/") for name in self._metrics):
-            names = {name.partition("device:")[2]: f"gpu_{i}" for i, name in enumerate(gpu_names)}
-            sources.append(AllocatorSource(names, self._metrics))
-        if any(name.startswith("host/") for name in self._metrics):
-            sources.append(HostSource(self._metrics))
-        return sources
+    def _make_monitor(self, call: TrainingCall) -> Monitor:
+        several = self._workers.count > 1
+        return Monitor(
+            sources=open_sources(self._metrics),
+            files=RunFiles(self._log_dir, self._workers, self._metrics),
+            interval=self._writing.interval,
+            metrics=self._metrics,
+            worker_times=WorkerTimes(self._log_dir, self._workers) if several else None,
+            is_training=watch(call),
+            on_failure=self._training_failed,
+        )
 
-    def _open_file(self, device: str) -> EventFile:
-        name = self._workers.names[self._workers.index].replace(":", "_")
-        prefix = f"{name}_" if self._workers.count > 1 else ""
-        file = EventFile(files.join(self._log_dir, f"{prefix}{device}"))
-        if device == "host":
-            file.summary(layout(self._metrics), self._step)
-        return file
-
-
-def _watch(call: TrainingCall) -> Callable[[], bool]:
-    """Tells whether `fit` still runs. A loop of one's own may call from anywhere, and says so."""
-    if call.epoch_iterator is None:
-        return lambda: True
-    thread, frame = threading.get_ident(), call.frame
-    return lambda: runs_in(thread, frame)
-
-
-def _lane_names(model: Any, schedule: Any) -> list[str]:
-    """`gpu_0` for each lane of a pipeline on `/GPU:0`."""
-    if schedule is None:
-        return []
-    devices = [model.stages[ops[0].stage].device for ops in schedule.lanes]
-    return [device.strip("/").lower().replace(":", "_") for device in devices]
+    def _refuse_another(self, callbacks: Iterable[Any]) -> None:
+        found = [each for each in callbacks if isinstance(each, GPUMetrics)]
+        if any(each is not self for each in found):
+            raise ValueError(
+                "A run can have only one GPUMetrics callback, which logs all GPUs. To log more "
+                'metrics with it, use `GPUMetrics(log_dir, metrics="all")`. '
+                f"Received: {len(found)} GPUMetrics callbacks"
+            )
 
 
 @atexit.register
 def _stop_all() -> None:
-    """A custom loop may have forgotten `on_train_end`."""
+    """A custom loop may not have called `on_train_end`."""
     for callback in list(_running):
         callback.on_train_end()
-
-
-def _check_interval(interval: Any) -> float:
-    is_number = isinstance(interval, numbers.Real) and not isinstance(interval, bool)
-    if not is_number or not 0 < interval < float("inf"):
-        raise ValueError(
-            f"`interval` must be a number of seconds above 0. Received: interval={interval!r}"
-        )
-    return float(interval)
-
-
-def _check_update_freq(update_freq: Any) -> int | None:
-    """The number of batches, or `None` for epochs."""
-    if isinstance(update_freq, str) and update_freq in ("batch", "epoch"):
-        return 1 if update_freq == "batch" else None
-    if not _is_count(update_freq):
-        raise ValueError(
-            '`update_freq` must be "batch", "epoch" or a whole number from 1 on. '
-            f"Received: update_freq={update_freq!r}"
-        )
-    return int(update_freq)
-
-
-def _check_timeline_every(every: Any) -> str | int | None:
-    if every is None or (isinstance(every, str) and every == "epoch"):
-        return every
-    if not _is_count(every):
-        raise ValueError(
-            '`timeline_every` must be "epoch", a whole number from 1 on, or None. '
-            f"Received: timeline_every={every!r}"
-        )
-    return int(every)
-
-
-def _is_count(value: Any) -> bool:
-    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    return is_whole and value >= 1

@@ -76,3 +76,25 @@ def resolve_mode(mode: str, monitor: str | None) -> str:
         return mode
     name = (monitor or "").lower()
     return "max" if any(word in name for word in HIGHER_IS_BETTER) else "min"
+
+
+def make_retention(
+    keep_last: int, keep_best: int, monitor: str | None, mode: str, keep_every: int | None
+) -> Retention:
+    """The retention that the arguments of `DistributedCheckpoint` ask for."""
+    _check_count("keep_last", keep_last, least=1)
+    _check_count("keep_best", keep_best, least=0)
+    if keep_every is not None:
+        _check_count("keep_every", keep_every, least=1)
+    if keep_best and monitor is None:
+        raise ValueError(
+            "`keep_best` needs a value to compare: pass `monitor` too, for example "
+            f'`monitor="val_loss"`. Received: keep_best={keep_best}, monitor=None'
+        )
+    return Retention(keep_last, keep_best, resolve_mode(mode, monitor), keep_every)
+
+
+def _check_count(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        kind = "a positive integer" if least else "a non-negative integer"
+        raise ValueError(f"`{name}` must be {kind}. Received: {name}={value!r}")

@@ -96,32 +96,38 @@ class EpochLength:
     have no losses.
     """
 
-    def __init__(self, model: Any, epoch_iterator: Any) -> None:
+    def __init__(self, model: Any = None, epoch_iterator: Any = None) -> None:
         self._model = model
         self._iterator = epoch_iterator
-        self._steps_per_epoch = epoch_iterator.steps_per_epoch
-        self._num_batches = epoch_iterator._num_batches
+        self._steps_per_epoch = getattr(epoch_iterator, "steps_per_epoch", None)
+        self._num_batches = getattr(epoch_iterator, "_num_batches", None)
+
+    @property
+    def is_of_fit(self) -> bool:
+        """Whether `fit` takes the batches; nothing is known of a custom loop."""
+        return self._iterator is not None
 
     @property
     def is_stream(self) -> bool:
         """Whether epochs are pieces of one long pass over the data (`steps_per_epoch`)."""
         return self._steps_per_epoch is not None
 
-    def num_trained(self, first: int, last: int) -> int:
-        """How many batches a call has trained that Keras gave these numbers.
-
-        It numbers them as if an epoch always were a multiple of `steps_per_execution`.
-        """
-        length = None if self.is_stream else self._iterator._num_batches
-        return (last if length is None else min(last, length - 1)) - first + 1
+    @property
+    def num_batches(self) -> int | None:
+        """Batches that the data has for the running epoch; `None` if unknown, or for a stream."""
+        return None if self._iterator is None or self.is_stream else self._iterator._num_batches
 
     def is_last(self, batch: int) -> bool:
         """Whether an epoch is known to end with a batch."""
+        if self._iterator is None:
+            return False
         length = self._iterator.steps_per_epoch or self._iterator._num_batches
         return length is not None and batch + 1 >= length
 
     def shorten(self, num_trained: int, logs: Mapping[str, float]) -> None:
         """For an epoch of which so many batches are trained, the last of them with these logs."""
+        if self._iterator is None:
+            return
         results = self._model._get_metrics_result_or_logs
         vars(self._model)["_get_metrics_result_or_logs"] = lambda given: results(given or logs)
         self._iterator._interrupted_warning = lambda: None
@@ -131,6 +137,8 @@ class EpochLength:
             self._iterator._num_batches = self._num_batches - num_trained
 
     def restore(self) -> None:
+        if self._iterator is None:
+            return
         vars(self._model).pop("_get_metrics_result_or_logs", None)
         vars(self._iterator).pop("_interrupted_warning", None)
         self._iterator.steps_per_epoch = self._steps_per_epoch

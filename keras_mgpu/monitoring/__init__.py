@@ -1,1 +1,1 @@
-"""What devices and host do while a model trains."""
+"""What GPUs and host do while a model trains."""

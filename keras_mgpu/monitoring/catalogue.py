@@ -1,149 +1,315 @@
-"""Every metric: its name, its unit, where it comes from and what it means.
+"""Every metric, one row each: the only place that states a fact about a metric.
 
-The one table that sources, callback and docs go by. A source gives what it can; what it cannot give
-is left out, and said once.
+Sources, callback, charts and docs derive what they need from this table.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Iterable, Sequence
+import enum
 from dataclasses import dataclass
 
-NVML, ALLOCATOR, HOST, STEP = "driver", "TensorFlow", "host", "steps"
+
+class Origin(enum.Enum):
+    """Where the numbers of a metric come from; the value is what the docs call it."""
+
+    DRIVER = "driver"
+    ALLOCATOR = "TensorFlow"
+    HOST = "host"
+    TRAINING = "steps"
+
+
+class Pace(enum.Enum):
+    """How often a metric is read.
+
+    Once per second at most is enough for values that change slowly or take long to read, and for
+    counters: nothing gets lost in a counter, and steps share by time what it has counted.
+    """
+
+    EVERY_POLL = enum.auto()
+    ONCE_PER_SECOND = enum.auto()
+
+
+class ChartGroup(enum.Enum):
+    """The groups of TensorBoard's Custom Scalars tab, in their order there."""
+
+    WORK = "Work"
+    MEMORY = "Memory"
+    TRAFFIC = "Traffic"
+    POWER = "Power and heat"
+    TRAINING = "Training"
+    HOST = "Host"
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One thing that is measured.
+    """One metric.
 
     Args:
         name: Its tag in TensorBoard.
-        unit: What its numbers count.
-        source: Who tells it.
-        meaning: What it says.
-        is_default: Whether it is logged if nothing else was asked for.
+        unit: The unit of its numbers.
+        origin: Where they come from.
+        meaning: What they mean.
+        is_default: Whether it is logged unless other metrics are asked for.
+        pace: How often it is read.
+        chart: The group of charts that shows it, or `None` for no chart.
+        is_steady: Whether its mean says everything. For other metrics the maximum and the last
+            sample of a step are logged too.
+        computed_from: The metric that must be sampled for it, if that is another one.
     """
 
     name: str
     unit: str
-    source: str
+    origin: Origin
     meaning: str
     is_default: bool = True
+    pace: Pace = Pace.EVERY_POLL
+    chart: ChartGroup | None = None
+    is_steady: bool = False
+    computed_from: str | None = None
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Every tag it is logged under, with a description for TensorBoard."""
+        text = f"{self.meaning}, in {self.unit}"
+        found = {self.name: text}
+        if not self.is_steady:
+            found[f"{self.name}_max"] = f"{text}: the maximum of the step's samples"
+            found[f"{self.name}_last"] = f"{text}: the last of the step's samples"
+        return found
 
 
+_DRIVER, _ALLOCATOR = Origin.DRIVER, Origin.ALLOCATOR
+_HOST, _TRAINING = Origin.HOST, Origin.TRAINING
+_SLOW = Pace.ONCE_PER_SECOND
+_WORK, _MEMORY, _TRAFFIC, _POWER, _TRAINING_CHARTS, _HOST_CHARTS = ChartGroup
 METRICS = (
-    Metric("gpu/utilization", "%", NVML, "share of time in which a kernel ran"),
-    Metric("gpu/memory_utilization", "%", NVML, "share of time in which memory was in use"),
-    Metric("gpu/memory_used", "MiB", NVML, "memory in use, by whomever"),
-    Metric("gpu/memory_free", "MiB", NVML, "memory not in use", is_default=False),
-    Metric("gpu/memory_of_this_process", "MiB", NVML, "memory that this process holds"),
-    Metric("gpu/memory_of_others", "MiB", NVML, "memory that other processes hold"),
-    Metric("gpu/power", "W", NVML, "power drawn"),
-    Metric("gpu/power_limit", "W", NVML, "power the driver allows", is_default=False),
-    Metric("gpu/temperature", "°C", NVML, "temperature of the chip"),
-    Metric("gpu/sm_clock", "MHz", NVML, "clock of the multiprocessors"),
-    Metric("gpu/memory_clock", "MHz", NVML, "clock of the memory", is_default=False),
-    Metric("gpu/throttled_power", "0 or 1", NVML, "whether power holds the clocks down"),
-    Metric("gpu/throttled_heat", "0 or 1", NVML, "whether heat holds the clocks down"),
-    Metric("gpu/throttled_other", "0 or 1", NVML, "whether anything else does", is_default=False),
-    Metric("gpu/pcie_sent", "MB/s", NVML, "sent over PCIe"),
-    Metric("gpu/pcie_received", "MB/s", NVML, "received over PCIe"),
-    Metric("gpu/nvlink_sent", "MB/s", NVML, "sent over all NVLinks"),
-    Metric("gpu/nvlink_received", "MB/s", NVML, "received over all NVLinks"),
-    Metric("gpu/ecc_corrected", "errors", NVML, "memory errors mended since the driver was loaded"),
-    Metric("gpu/ecc_uncorrected", "errors", NVML, "memory errors beyond mending, likewise"),
-    Metric("gpu/energy", "J", NVML, "energy used in a step"),
-    Metric("gpu/energy_per_sample", "J", NVML, "energy used for a sample"),
-    Metric("gpu/sm_active", "%", NVML, "share of multiprocessors at work", is_default=False),
-    Metric("gpu/sm_occupancy", "%", NVML, "share of warps at work", is_default=False),
-    Metric("gpu/tensor_active", "%", NVML, "share of time tensor cores worked", is_default=False),
-    Metric("gpu/dram_active", "%", NVML, "share of memory bandwidth in use", is_default=False),
-    Metric("allocator/used", "MiB", ALLOCATOR, "memory that tensors hold now"),
-    Metric("allocator/peak", "MiB", ALLOCATOR, "the most that tensors held so far"),
-    Metric("host/cpu", "% of a core", HOST, "processor time of this process"),
-    Metric("host/memory", "MiB", HOST, "memory of this process (resident)"),
-    Metric("host/memory_free", "MiB", HOST, "memory free on the whole machine", is_default=False),
-    Metric("host/threads", "threads", HOST, "threads of this process", is_default=False),
-    Metric("host/disk_read", "MB/s", HOST, "read from disks by this process"),
-    Metric("host/disk_written", "MB/s", HOST, "written to disks by this process"),
-    Metric("host/network_sent", "MB/s", HOST, "sent by the whole machine"),
-    Metric("host/network_received", "MB/s", HOST, "received by the whole machine"),
-    Metric("train/step_time", "ms", STEP, "from the start of a step to the start of the next"),
-    Metric("train/samples_per_second", "1/s", STEP, "samples trained"),
-    Metric("train/between_steps", "ms", STEP, "from the end of a step to the start of the next"),
-    Metric("train/imbalance", "ratio", STEP, "the busiest GPU's utilization by the mean of all"),
-    Metric("train/slowest_worker", "number", STEP, "the worker that takes longest between steps"),
-)
-# What a metric is reckoned from, if that is another one.
-NEEDS = {"gpu/energy_per_sample": "gpu/energy", "train/imbalance": "gpu/utilization"}
-MANY = '"default", "all"'
-BY_NAME = {metric.name: metric for metric in METRICS}
-# Looked at once a second at most: what moves slowly, counters that lose nothing, and what takes
-# long to read. Steps share by time what a counter has counted.
-SLOW = frozenset(
-    [
+    Metric("gpu/utilization", "%", _DRIVER, "share of time in which a kernel ran", chart=_WORK),
+    Metric(
+        "gpu/memory_utilization", "%", _DRIVER, "share of time in which memory was read or written"
+    ),
+    Metric("gpu/memory_used", "MiB", _DRIVER, "memory in use by all processes", chart=_MEMORY),
+    Metric("gpu/memory_free", "MiB", _DRIVER, "memory not in use", is_default=False),
+    Metric(
         "gpu/memory_of_this_process",
+        "MiB",
+        _DRIVER,
+        "memory used by this process",
+        pace=_SLOW,
+        chart=_MEMORY,
+    ),
+    Metric(
         "gpu/memory_of_others",
+        "MiB",
+        _DRIVER,
+        "memory used by other processes",
+        pace=_SLOW,
+        chart=_MEMORY,
+    ),
+    Metric("gpu/power", "W", _DRIVER, "power draw", chart=_POWER),
+    Metric(
         "gpu/power_limit",
-        "gpu/temperature",
-        "gpu/pcie_sent",
-        "gpu/pcie_received",
-        "gpu/nvlink_sent",
+        "W",
+        _DRIVER,
+        "power limit set in the driver",
+        is_default=False,
+        pace=_SLOW,
+        is_steady=True,
+    ),
+    Metric("gpu/temperature", "°C", _DRIVER, "temperature of the chip", pace=_SLOW, chart=_POWER),
+    Metric("gpu/sm_clock", "MHz", _DRIVER, "clock of the multiprocessors", chart=_POWER),
+    Metric(
+        "gpu/memory_clock", "MHz", _DRIVER, "clock of the memory", is_default=False, is_steady=True
+    ),
+    Metric(
+        "gpu/throttled_power",
+        "0 or 1",
+        _DRIVER,
+        "whether clocks are lowered because of power",
+        is_steady=True,
+    ),
+    Metric(
+        "gpu/throttled_heat",
+        "0 or 1",
+        _DRIVER,
+        "whether clocks are lowered because of heat",
+        is_steady=True,
+    ),
+    Metric(
+        "gpu/throttled_other",
+        "0 or 1",
+        _DRIVER,
+        "whether clocks are lowered for another reason",
+        is_default=False,
+        is_steady=True,
+    ),
+    Metric("gpu/pcie_sent", "MB/s", _DRIVER, "sent over PCIe", pace=_SLOW, chart=_TRAFFIC),
+    Metric("gpu/pcie_received", "MB/s", _DRIVER, "received over PCIe", pace=_SLOW, chart=_TRAFFIC),
+    Metric("gpu/nvlink_sent", "MB/s", _DRIVER, "sent over all NVLinks", pace=_SLOW, chart=_TRAFFIC),
+    Metric(
         "gpu/nvlink_received",
+        "MB/s",
+        _DRIVER,
+        "received over all NVLinks",
+        pace=_SLOW,
+        chart=_TRAFFIC,
+    ),
+    Metric(
         "gpu/ecc_corrected",
+        "errors",
+        _DRIVER,
+        "corrected memory errors since the driver was loaded",
+        pace=_SLOW,
+        is_steady=True,
+    ),
+    Metric(
         "gpu/ecc_uncorrected",
-        "gpu/energy",
+        "errors",
+        _DRIVER,
+        "uncorrectable memory errors since the driver was loaded",
+        pace=_SLOW,
+        is_steady=True,
+    ),
+    Metric("gpu/energy", "J", _DRIVER, "energy used per step", pace=_SLOW, is_steady=True),
+    Metric(
         "gpu/energy_per_sample",
-        *(metric.name for metric in METRICS if metric.source == HOST),
-    ]
+        "J",
+        _DRIVER,
+        "energy used per sample",
+        pace=_SLOW,
+        chart=_POWER,
+        is_steady=True,
+        computed_from="gpu/energy",
+    ),
+    Metric(
+        "gpu/sm_active",
+        "%",
+        _DRIVER,
+        "share of multiprocessors that are active",
+        is_default=False,
+        chart=_WORK,
+    ),
+    Metric("gpu/sm_occupancy", "%", _DRIVER, "share of warps that are active", is_default=False),
+    Metric(
+        "gpu/tensor_active",
+        "%",
+        _DRIVER,
+        "share of time in which tensor cores were active",
+        is_default=False,
+        chart=_WORK,
+    ),
+    Metric("gpu/dram_active", "%", _DRIVER, "share of memory bandwidth in use", is_default=False),
+    Metric("allocator/used", "MiB", _ALLOCATOR, "memory held by tensors now", chart=_MEMORY),
+    Metric(
+        "allocator/peak",
+        "MiB",
+        _ALLOCATOR,
+        "the most memory that tensors have held so far",
+        chart=_MEMORY,
+        is_steady=True,
+    ),
+    Metric(
+        "host/cpu",
+        "% of a core",
+        _HOST,
+        "processor time of this process",
+        pace=_SLOW,
+        chart=_HOST_CHARTS,
+    ),
+    Metric(
+        "host/memory",
+        "MiB",
+        _HOST,
+        "resident memory of this process",
+        pace=_SLOW,
+        chart=_HOST_CHARTS,
+    ),
+    Metric(
+        "host/memory_free",
+        "MiB",
+        _HOST,
+        "free memory of the whole machine",
+        is_default=False,
+        pace=_SLOW,
+    ),
+    Metric(
+        "host/threads",
+        "threads",
+        _HOST,
+        "threads of this process",
+        is_default=False,
+        pace=_SLOW,
+        is_steady=True,
+    ),
+    Metric(
+        "host/disk_read",
+        "MB/s",
+        _HOST,
+        "read from disks by this process",
+        pace=_SLOW,
+        chart=_HOST_CHARTS,
+    ),
+    Metric("host/disk_written", "MB/s", _HOST, "written to disks by this process", pace=_SLOW),
+    Metric("host/network_sent", "MB/s", _HOST, "sent by the whole machine", pace=_SLOW),
+    Metric(
+        "host/network_received",
+        "MB/s",
+        _HOST,
+        "received by the whole machine",
+        pace=_SLOW,
+        chart=_HOST_CHARTS,
+    ),
+    Metric(
+        "train/step_time",
+        "ms",
+        _TRAINING,
+        "from the end of one step to the end of the next",
+        chart=_TRAINING_CHARTS,
+        is_steady=True,
+    ),
+    Metric(
+        "train/samples_per_second",
+        "1/s",
+        _TRAINING,
+        "samples trained",
+        chart=_TRAINING_CHARTS,
+        is_steady=True,
+    ),
+    Metric(
+        "train/between_steps",
+        "ms",
+        _TRAINING,
+        "from the end of one step to the start of the next",
+        chart=_TRAINING_CHARTS,
+        is_steady=True,
+    ),
+    Metric(
+        "train/imbalance",
+        "ratio",
+        _TRAINING,
+        "utilization of the busiest GPU, divided by the mean of all GPUs",
+        chart=_WORK,
+        is_steady=True,
+        computed_from="gpu/utilization",
+    ),
+    Metric(
+        "train/slowest_worker",
+        "number",
+        _TRAINING,
+        "the worker that takes longest between steps",
+        chart=_TRAINING_CHARTS,
+        is_steady=True,
+    ),
 )
-
-
-def choose(names: str | Iterable[str]) -> tuple[Metric, ...]:
-    """The metrics of these names; `"default"` and `"all"` stand for many.
-
-    Raises:
-        ValueError: If there is no such metric; suggests near ones.
-    """
-    if not isinstance(names, Iterable):
-        raise ValueError(
-            f"`metrics` must be {MANY} or a list of names. Received: metrics={names!r}"
-        )
-    many = {"default": [each.name for each in METRICS if each.is_default], "all": list(BY_NAME)}
-    names = [names] if isinstance(names, str) else names
-    chosen = [each for name in names for each in many.get(name, [name])]
-    for name in chosen:
-        if name not in BY_NAME:
-            near = _near(name)
-            hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else _all_names()
-            raise ValueError(f"There is no such metric. {hint} Received: metrics={name!r}")
-    return tuple(metric for metric in METRICS if metric.name in chosen)
-
-
-def with_needed(names: Collection[str]) -> frozenset[str]:
-    """These metrics, and those that they are reckoned from."""
-    return frozenset(names) | {NEEDS[name] for name in names if name in NEEDS}
-
-
-def _near(name: object) -> Sequence[str]:
-    text = str(name)
-    by_last = {each.rpartition("/")[2]: each for each in BY_NAME}
-    last = difflib.get_close_matches(text.rpartition("/")[2], by_last, n=2)
-    return [by_last[each] for each in last] or difflib.get_close_matches(text, BY_NAME, n=2)
-
-
-def _all_names() -> str:
-    return f"There are: {MANY}, {', '.join(BY_NAME)}."
+BY_NAME = {metric.name: metric for metric in METRICS}
+DESCRIPTIONS = {tag: text for metric in METRICS for tag, text in metric.tags.items()}
 
 
 def markdown() -> str:
     """The table for the docs."""
-    lines = ["| metric | unit | from | meaning |", "|---|---|---|---|"]
+    lines = ["| metric | unit | source | meaning |", "|---|---|---|---|"]
     for metric in METRICS:
-        more = "; once a second at most" if metric.name in SLOW else ""
-        more += "" if metric.is_default else " (only if asked for)"
-        lines.append(
-            f"| `{metric.name}` | {metric.unit} | {metric.source} | {metric.meaning}{more} |"
-        )
+        more = "; read once per second" if metric.pace is Pace.ONCE_PER_SECOND else ""
+        more += "" if metric.is_default else " (only on request)"
+        source, meaning = metric.origin.value, metric.meaning + more
+        lines.append(f"| `{metric.name}` | {metric.unit} | {source} | {meaning} |")
     return "\n".join(lines) + "\n"

@@ -1,7 +1,7 @@
-"""Event files for TensorBoard: one run a device with equal tags, so that it overlays the devices.
+"""An event file for TensorBoard.
 
-They are written by TensorFlow's record writer, with one event for all numbers of a device: Python's
-own writers reckon a checksum byte by byte.
+It is written by TensorFlow's record writer, with one event for all numbers of a device. Python's
+own writers compute a checksum byte by byte, which takes too long here.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_mgpu.monitoring.catalogue import BY_NAME
+from keras_mgpu.monitoring.catalogue import DESCRIPTIONS
 from keras_mgpu.system import files
 
-_numbers = itertools.count()  # Two fits of a second shall not write to one file.
-SUFFIXES = {"_max": "the largest of the step's samples", "_last": "the last of them"}
+_numbers = itertools.count()  # Two runs of `fit` in the same second must not share a file.
 
 
 class EventFile:
     """The event file of one run.
 
     Args:
-        folder: Where to; made if it is not there.
+        folder: Where to write it. The folder is created if necessary.
     """
 
     def __init__(self, folder: str) -> None:
@@ -35,7 +34,7 @@ class EventFile:
         name = f"events.out.tfevents.{int(time.time())}.{place}.gpu"
         self._path = files.join(folder, name)
         self._writer = tf.io.TFRecordWriter(self._path)
-        self._events: dict[tuple[str, ...], Any] = {}  # To be filled in again and again.
+        self._events: dict[tuple[str, ...], Any] = {}  # Reused: making events takes long.
         self._described: set[str] = set()
         self._write(tf.compat.v1.Event(wall_time=time.time(), file_version="brain.Event:2"))
 
@@ -55,10 +54,10 @@ class EventFile:
         self._writer.flush()
 
     def flush(self) -> None:
-        """Writes out what there is.
+        """Flushes what has been written.
 
         Raises:
-            FileNotFoundError: If somebody has deleted the file.
+            FileNotFoundError: If the file has been deleted.
         """
         self._writer.flush()
         if "://" not in self._path and not os.path.exists(self._path):
@@ -68,29 +67,20 @@ class EventFile:
         self._writer.close()
 
     def _event_of(self, tags: tuple[str, ...]) -> Any:
-        """An event with these tags. What a tag means is told once."""
+        """An event with these tags. Only the first event with a tag describes it."""
         if tags in self._events:
             return self._events[tags]
         event = tf.compat.v1.Event()
-        is_new = not self._described.issuperset(tags)
+        has_new_tags = not self._described.issuperset(tags)
         for tag in tags:
             entry = event.summary.value.add(tag=tag)
             if tag not in self._described:
-                entry.metadata.summary_description = describe(tag)
+                entry.metadata.summary_description = DESCRIPTIONS.get(tag, tag)
                 entry.metadata.plugin_data.plugin_name = "scalars"
         self._described.update(tags)
-        if not is_new:  # The next one goes without descriptions.
+        if not has_new_tags:
             self._events[tags] = event
         return event
 
     def _write(self, event: Any) -> None:
         self._writer.write(event.SerializeToString())
-
-
-def describe(tag: str) -> str:
-    """What the numbers of a tag are."""
-    for suffix, what in SUFFIXES.items():
-        name = tag.removesuffix(suffix)
-        if name != tag and name in BY_NAME:
-            return f"{BY_NAME[name].meaning}, in {BY_NAME[name].unit}: {what}"
-    return f"{BY_NAME[tag].meaning}, in {BY_NAME[tag].unit}" if tag in BY_NAME else tag

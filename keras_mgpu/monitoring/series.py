@@ -1,4 +1,4 @@
-"""Samples that come in at any time, summed up for the steps they belong to."""
+"""Samples, and how they are summed up for the training steps they belong to."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Key = tuple[str, str]  # Device and metric.
 
 
 class Sample(NamedTuple):
-    """One number. There are hundreds in a second: a tuple is made faster than a dataclass.
+    """One number. A tuple, since hundreds are made per second and a dataclass takes longer.
 
     Args:
-        device: Whose.
+        device: The run that it belongs to, such as `"gpu_0"`.
         metric: Name of the metric.
-        time: When, in seconds since 1970.
-        value: How much.
-        since: For an amount that came together evenly since then, such as energy.
+        time: When it was taken, in seconds since 1970.
+        value: The number.
+        since: For an amount that has built up evenly since then, such as energy.
     """
 
     device: str
@@ -28,10 +28,10 @@ class Sample(NamedTuple):
     value: float
     since: float | None = None
 
-    def cut(self, moments: Sequence[float]) -> list[Sample]:
-        """An amount, cut into what came together before, between and behind these moments."""
+    def split_at(self, times: Sequence[float]) -> list[Sample]:
+        """Splits an amount into what has built up before, between and after these times."""
         begin = self.time if self.since is None else self.since
-        inside = moments[bisect_right(moments, begin) : bisect_left(moments, self.time)]
+        inside = times[bisect_right(times, begin) : bisect_left(times, self.time)]
         if not inside:
             return [self]
         rate = self.value / (self.time - begin)
@@ -42,13 +42,13 @@ class Sample(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """Numbers that somebody has kept, such as the driver.
+    """Numbers that were kept by something else, such as the driver.
 
     Args:
-        device: Whose.
+        device: The run that they belong to.
         metric: Name of the metric.
-        times: When, ascending, in seconds since 1970.
-        values: How much at each of them.
+        times: When they were taken, ascending, in seconds since 1970.
+        values: The number at each of these times.
     """
 
     device: str
@@ -59,7 +59,7 @@ class Samples(NamedTuple):
 
 @dataclass
 class Summary:
-    """What the samples of one metric came to."""
+    """What the samples of one metric add up to."""
 
     total: float = 0.0
     count: int = 0
@@ -88,18 +88,18 @@ Summaries = dict[Key, Summary]
 
 
 class Series:
-    """Sums up samples for the steps they were taken in: each is taken once, and none is lost.
+    """Sums up samples for the steps in which they were taken. None is lost or counted twice.
 
-    A sample that comes in late, when its step was taken already, counts for the next one.
+    A sample that arrives after its step was taken counts for the next step.
     """
 
     def __init__(self) -> None:
-        self._moments: list[float] = []  # When each step ended.
-        self._sums: list[Summaries] = [{}]  # Of each step, and of what is behind them.
+        self._ends: list[float] = []  # When each step ended.
+        self._sums: list[Summaries] = [{}]  # One per step, and one for everything after them.
 
-    def end_step(self, moment: float) -> None:
-        """What is sampled from this moment on belongs to another step."""
-        self._moments.append(moment)
+    def end_step(self, time: float) -> None:
+        """Ends a step: later samples belong to another one."""
+        self._ends.append(time)
         self._sums.append({})
 
     def add(self, samples: Iterable[Sample | Samples]) -> None:
@@ -107,14 +107,14 @@ class Series:
             if isinstance(sample, Samples):
                 self._add_kept(sample)
             else:
-                for part in (sample,) if sample.since is None else sample.cut(self._moments):
-                    sums = self._sums[bisect_left(self._moments, part.time)]
+                for part in (sample,) if sample.since is None else sample.split_at(self._ends):
+                    sums = self._sums[bisect_left(self._ends, part.time)]
                     _summary(sums, part).add(part.value)
 
     def _add_kept(self, samples: Samples) -> None:
         begin = 0
-        for moment, sums in zip((*self._moments, math.inf), self._sums):
-            end = bisect_right(samples.times, moment, begin)
+        for time, sums in zip((*self._ends, math.inf), self._sums):
+            end = bisect_right(samples.times, time, begin)
             if end > begin:
                 values = samples.values[begin:end]
                 summary = Summary(sum(values), len(values), max(values), values[-1])
@@ -122,17 +122,17 @@ class Series:
             begin = end
 
     def take(self, num_steps: int) -> list[Summaries]:
-        """What the first steps came to."""
+        """Removes the first steps and returns their sums."""
         taken = self._sums[:num_steps]
-        del self._sums[:num_steps], self._moments[:num_steps]
+        del self._sums[:num_steps], self._ends[:num_steps]
         return taken
 
     def take_all(self) -> list[Summaries]:
-        """What all steps came to, the last one with everything behind it."""
-        *taken, behind = self._sums
-        for key, summary in behind.items():
+        """Removes all steps and returns their sums. What came after the last step counts for it."""
+        *taken, rest = self._sums
+        for key, summary in rest.items():
             taken[-1].setdefault(key, Summary()).add_all(summary)
-        self._moments, self._sums = [], [{}]
+        self._ends, self._sums = [], [{}]
         return taken
 
 

@@ -1,4 +1,4 @@
-"""What a source of measurements is. Another vendor's GPUs are one more file with one of these."""
+"""What a source of samples is. GPUs of another vendor are one more file with such a class."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import NamedTuple, Protocol
 
 from keras_mgpu.monitoring.series import Sample, Samples
 
-# After each device, for the training thread: it would wait for the interpreter otherwise.
-BREAK_SECONDS = 0.0003
+# A pause after each device: otherwise the training thread would wait for the interpreter lock.
+PAUSE_SECONDS = 0.0003
 
 
 class Due(NamedTuple):
-    """What it is time to ask for.
+    """What a poll should read.
 
     Args:
-        momentary: What is lost if it is not asked for: the state of this moment.
-        kept: What somebody has kept since the last time, such as the driver's ring of samples.
+        momentary: Values that are lost unless they are read now.
+        kept: Values that something else keeps until they are read, such as the driver's rings of
+            samples.
     """
 
     momentary: bool = True
@@ -24,22 +25,19 @@ class Due(NamedTuple):
 
     @property
     def slow(self) -> bool:
-        """What moves slowly, loses nothing, or takes long to read: `catalogue.SLOW`."""
+        """Whether to read what is read once per second at most: `Pace.ONCE_PER_SECOND`."""
         return self.momentary and self.kept
 
 
 class Source(Protocol):
-    """Gives samples of its devices whenever it is asked, always from the same thread.
+    """Gives samples of its devices when it is polled, always from the same thread.
 
-    What it cannot give it leaves out, and says so once. It never raises because of a device.
+    A source leaves out what it cannot read and logs that once. It never raises because of a
+    device.
     """
 
-    @property
-    def devices(self) -> Sequence[str]:
-        """Names of its devices, such as `"gpu_0"`."""
-
     def sample(self, due: Due) -> Sequence[Sample | Samples]:
-        """Everything that is due."""
+        """Reads everything that is due."""
 
     def close(self) -> None:
-        """Gives back what it holds."""
+        """Releases what it holds."""

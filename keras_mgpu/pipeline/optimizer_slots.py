@@ -80,7 +80,7 @@ class _InputsDevices:
         Scalars, such as a learning rate, go along with the rest.
         """
         if op.device:
-            return op.device
+            return str(op.device)
         found = ""
         for tensor in op.inputs:
             device = self._of_tensor(tensor)
@@ -93,11 +93,11 @@ class _InputsDevices:
     def _of_tensor(self, tensor: Any) -> str:
         """Where a tensor is made; of one captured from outside a function, where it comes from."""
         if is_eager(tensor):
-            return tensor.device
+            return str(tensor.device)
         if tensor.op.type == "ReadVariableOp":  # TensorFlow builds reads outside any device scope.
-            return tensor.op.device or self._of_tensor(tensor.op.inputs[0])
+            return str(tensor.op.device) or self._of_tensor(tensor.op.inputs[0])
         if tensor.op.type != "Placeholder" or tensor.op.device:
-            return tensor.op.device
+            return str(tensor.op.device)
         outer = self._outer(tensor)
         return "" if outer is None else self._of_tensor(outer)
 

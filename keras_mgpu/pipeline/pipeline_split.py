@@ -225,7 +225,7 @@ class PipelineSplit(SharesCompiled):
 
         return run
 
-    def train_step(self, data: Any) -> dict[str, Any]:
+    def train_step(self, data: Any) -> Any:
         """One step: all micro-batches through the pipeline, then one update of the weights."""
         batch = self._pipeline.split_batch("train", *keras.utils.unpack_x_y_sample_weight(data))
         weights = self.trainable_weights
@@ -239,7 +239,7 @@ class PipelineSplit(SharesCompiled):
             warnings.warn("The model does not have any trainable weights.", stacklevel=2)
         return self.get_metrics_result()
 
-    def test_step(self, data: Any) -> dict[str, Any]:
+    def test_step(self, data: Any) -> Any:
         """Loss and metrics of a batch, in forward passes only."""
         batch = self._pipeline.split_batch("test", *keras.utils.unpack_x_y_sample_weight(data))
         result = self._pipeline.test(batch, self._compiled, self.trainable_weights)
@@ -323,7 +323,7 @@ class PipelineSplit(SharesCompiled):
 
     @property
     def layers(self) -> list[keras.Layer]:
-        return self.model.layers
+        return list(self.model.layers)
 
     def get_layer(self, name: str | None = None, index: int | None = None) -> keras.Layer:
         return self.model.get_layer(name=name, index=index)
@@ -334,7 +334,7 @@ class PipelineSplit(SharesCompiled):
 
     def save(
         self, filepath: Any, overwrite: bool = True, zipped: bool | None = None, **kwargs: Any
-    ):
+    ) -> None:
         """Saves the plain model with compile settings and optimizer state.
 
         `keras.models.load_model` opens the file without this package.
@@ -352,7 +352,7 @@ class PipelineSplit(SharesCompiled):
         self.model.export(*args, **kwargs)
 
     def to_json(self, **kwargs: Any) -> str:
-        return self.model.to_json(**kwargs)
+        return str(self.model.to_json(**kwargs))
 
     def get_config(self) -> dict[str, Any]:
         raise ValueError(

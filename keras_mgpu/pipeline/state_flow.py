@@ -164,7 +164,7 @@ class RunState:
 
 
 def _is_seed(variable: keras.Variable) -> bool:
-    return variable.name == "seed_generator_state"
+    return bool(variable.name == "seed_generator_state")
 
 
 def norms_by_statistic(stages: Iterable[Stage]) -> IdentityMap[keras.Variable, Any]:

@@ -1,1 +1,1 @@
-"""A profiled step, as a timeline and as a picture."""
+"""A profiled training step, as numbers, as a timeline and as a picture."""

@@ -1,8 +1,8 @@
 """The timeline of a pipeline's step, measured with TensorFlow's profiler.
 
-Each op of the schedule is a call in the traced step, under a scope such as
-`stage_1/forward/micro_batch_3`. The profiler notes when such a call begins and when it is done, so
-that a trace can be folded into the same form that a predicted timeline has.
+Each op of the schedule is a function call in the traced step, in a scope such as
+`stage_1/forward/micro_batch_3`. The profiler records when such a call begins and ends, so a trace
+holds a timeline of the same form as a predicted one.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Any
 from keras_mgpu.blueprint.schedule import Op, Schedule
 from keras_mgpu.blueprint.timeline import Costs, Span, Timeline, replay
 from keras_mgpu.internals.keras_variables import global_seed_state
-from keras_mgpu.profiling.profile import Profile, calls_in
+from keras_mgpu.profiling.trace import calls_in
+from keras_mgpu.profiling.trace_recorder import TraceRecorder
 
-# The call of the stage itself. The loss of a micro-batch is one more, and may overlap the next.
-_CALL = re.compile(r"(?:^|/)stage_(\d+)/(\w+)/micro_batch_(\d+)/(?:Stateful)?PartitionedCall$")
-# The scopes that the executor opens.
-UNSEEN = "stages are calls of their own only with several micro-batches, and not with run_eagerly."
-_LETTERS = {"forward": "F", "recompute": "R", "backward": "B", "weights": "W"}
-_TRIES = 5
+# The call of a stage, in the scope of its op. The loss of a micro-batch is another call in a scope
+# below, and may overlap the next micro-batch.
+_CALL = re.compile(r"/(?:Stateful)?PartitionedCall$")
+NO_STAGES = "stages can be traced only with several micro-batches and without `run_eagerly`"
+_MAX_TRIES = 5
 
 
 class MissedOpsError(RuntimeError):
-    """The profiler saw some ops of a step and missed others.
+    """The profiler has recorded some ops of a step and missed others.
 
-    It notes a call when the thread that made it goes on, which can be after the step has ended.
+    A call is recorded by the thread that made it, which can be after the step has ended.
     """
 
 
@@ -40,9 +40,10 @@ class MeasuredStep:
     """One step of a pipeline, as it ran.
 
     Args:
-        timeline: When each op ran, in seconds from the first one's start.
-        schedule: The order it followed.
-        seconds: The whole step, with the batch before the first op and the update behind the last.
+        timeline: When each op ran, in seconds from the start of the first one.
+        schedule: The schedule of the pipeline.
+        seconds: How long the whole step took, including the time before the first op and the
+            update of the weights after the last one.
     """
 
     timeline: Timeline
@@ -64,7 +65,7 @@ class MeasuredStep:
 
     @property
     def costs(self) -> Costs:
-        """What ops took, the median of each kind in each stage."""
+        """How long ops took: the median of each kind in each stage."""
         taken: dict[tuple[str, int], list[float]] = defaultdict(list)
         for span in self.timeline.spans:
             taken[span.op.kind, span.op.stage].append(span.end - span.start)
@@ -77,14 +78,14 @@ class MeasuredStep:
 
     @property
     def predicted(self) -> Timeline:
-        """The same schedule replayed with these costs: the step if nothing got between."""
+        """The same schedule replayed with these costs: the step without any disturbance."""
         return replay(self.schedule, self.costs)
 
     @property
     def transfers(self) -> Mapping[tuple[int, int], float]:
         """For stages on different devices, seconds from the end of one to the start of the other.
 
-        The shortest over all micro-batches: the others had to wait for more than the transfer.
+        The minimum over all micro-batches: the others waited for more than the transfer.
         """
         ends = {span.op: span for span in self.timeline.spans}
         found: dict[tuple[int, int], float] = {}
@@ -98,7 +99,7 @@ class MeasuredStep:
 
     @property
     def critical_stage(self) -> int:
-        """The stage that most of the longest chain of ops is in."""
+        """The stage in which most of the longest chain of ops lies."""
         spans = {span.op: span for span in self.timeline.spans}
         before: dict[Op, Op] = {}
         for lane in self.schedule.lanes:
@@ -107,14 +108,14 @@ class MeasuredStep:
         current: Op | None = max(spans, key=lambda op: spans[op].end)
         while current is not None:
             seconds[current.stage] += spans[current].end - spans[current].start
-            behind = [before[current]] if current in before else []
-            behind += self.schedule.needs(current)
-            there = [op for op in behind if op in spans]
-            current = max(there, key=lambda op: spans[op].end) if there else None
+            earlier = [before[current]] if current in before else []
+            earlier += self.schedule.needs(current)
+            seen = [op for op in earlier if op in spans]
+            current = max(seen, key=lambda op: spans[op].end) if seen else None
         return max(seconds, key=lambda stage: seconds[stage])
 
     def scalars(self) -> dict[str, float]:
-        """Numbers for TensorBoard, of the whole step."""
+        """Numbers for TensorBoard that describe the whole step."""
         found = {
             "pipeline/bubble": self.timeline.bubble,
             "pipeline/bubble_predicted": self.predicted.bubble,
@@ -125,23 +126,50 @@ class MeasuredStep:
             found[f"pipeline/transfer_{source}_to_{target}_ms"] = 1000 * seconds
         return found
 
+    @classmethod
+    def from_trace(
+        cls, trace: Any, schedule: Schedule, seconds: float = 0.0
+    ) -> MeasuredStep | None:
+        """Reads the timeline of one step from a trace.
+
+        Args:
+            trace: What the profiler has recorded.
+            schedule: The schedule of the pipeline.
+            seconds: How long the step took. Defaults to the time from the first op to the last.
+
+        Returns:
+            `None` if the trace has no op of the schedule.
+
+        Raises:
+            MissedOpsError: If it has some of them, but not all.
+        """
+        lanes = {op: lane for lane, ops in enumerate(schedule.lanes) for op in ops}
+        times = {op: time for op, time in _times_of_ops(trace).items() if op in lanes}
+        if not times:
+            return None
+        if len(times) < len(lanes):
+            num_missed = len(lanes) - len(times)
+            raise MissedOpsError(f"The profiler missed {num_missed} of {len(lanes)} ops.")
+        first = min(begin for begin, _ in times.values())
+        spans = [
+            Span(lanes[op], op, begin - first, end - first) for op, (begin, end) in times.items()
+        ]
+        timeline = Timeline(len(schedule.lanes), tuple(sorted(spans, key=lambda span: span.start)))
+        return cls(timeline, schedule, max(seconds, timeline.makespan))
+
 
 def profile_step(split: Any, x: Any, y: Any, sample_weight: Any) -> MeasuredStep:
-    """Profiles a training step of a split model, and puts everything back that it changed.
+    """Profiles a training step of a split model, and undoes everything that it has changed.
 
     Raises:
-        RuntimeError: If not all of the step can be seen.
+        RuntimeError: If the step cannot be traced completely.
     """
     kept: list[tuple[Any, Any]] = []
     try:
         split.make_train_function()
-        in_metrics = [variable for metric in split.metrics for variable in metric.variables]
-        seed = global_seed_state()
-        variables = [*split.model.variables, *split.optimizer.variables, *in_metrics]
-        variables += [] if seed is None else [seed]
-        kept = [(variable, variable.numpy()) for variable in variables]
-        split.train_on_batch(x, y, sample_weight)  # Traces, if that has not been done.
-        for _ in range(_TRIES - 1):
+        kept = [(variable, variable.numpy()) for variable in _variables_of(split)]
+        split.train_on_batch(x, y, sample_weight)  # Builds the function if that is not done yet.
+        for _ in range(_MAX_TRIES - 1):
             with contextlib.suppress(MissedOpsError):
                 return _measure(split, x, y, sample_weight)
         return _measure(split, x, y, sample_weight)
@@ -151,53 +179,46 @@ def profile_step(split: Any, x: Any, y: Any, sample_weight: Any) -> MeasuredStep
             variable.assign(value)
 
 
+def _variables_of(split: Any) -> list[Any]:
+    """Every variable that a training step changes."""
+    in_metrics = [variable for metric in split.metrics for variable in metric.variables]
+    seed = global_seed_state()
+    found = [*split.model.variables, *split.optimizer.variables, *in_metrics]
+    return found if seed is None else [*found, seed]
+
+
 def _measure(split: Any, x: Any, y: Any, sample_weight: Any) -> MeasuredStep:
-    profile = Profile()
+    recorder = TraceRecorder()
     try:
         split.train_on_batch(x, y, sample_weight)
     finally:
-        seconds = profile.stop()
-    space = profile.read()
-    if space is None:
-        raise RuntimeError("Nothing was seen of the step: another profiler is running.")
-    measured = fold(space, split.schedule, seconds)
+        seconds = recorder.stop()
+    trace = recorder.read()
+    if trace is None:
+        raise RuntimeError("The step could not be profiled: another profiler is running.")
+    measured = MeasuredStep.from_trace(trace, split.schedule, seconds)
     if measured is None:
-        raise RuntimeError(f"Nothing was seen of the step: {UNSEEN}")
+        raise RuntimeError(f"The step could not be profiled: {NO_STAGES}.")
     return measured
 
 
-def fold(space: Any, schedule: Schedule, seconds: float | None = None) -> MeasuredStep | None:
-    """Folds a trace of one step into a timeline.
-
-    Args:
-        space: What the profiler saw.
-        schedule: The schedule of the pipeline.
-        seconds: How long the step took, if that is known.
-
-    Returns:
-        `None` if it has no op of the schedule.
-
-    Raises:
-        MissedOpsError: If it has some of them, and not all.
-    """
+def _times_of_ops(trace: Any) -> dict[Op, tuple[float, float]]:
+    """Begin and end of each op of which the trace has both."""
     begins: dict[Op, float] = {}
     ends: dict[Op, float] = {}
-    for name, moment, is_begin in calls_in(space):
-        match = _CALL.search(name)
-        if match is None or match[2] not in _LETTERS:
+    for name, time, is_begin in calls_in(trace):
+        op = _op_of_call(name)
+        if op is None:
             continue
-        op = Op(_LETTERS[match[2]], int(match[1]), int(match[3]))
         if is_begin:
-            begins[op] = min(moment, begins.get(op, moment))
+            begins[op] = min(time, begins.get(op, time))
         else:
-            ends[op] = max(moment, ends.get(op, moment))
-    lanes = {op: lane for lane, ops in enumerate(schedule.lanes) for op in ops}
-    seen = [op for op in lanes if op in begins and op in ends]
-    if not seen:
-        return None
-    if len(seen) < len(lanes):
-        raise MissedOpsError(f"The profiler missed {len(lanes) - len(seen)} of {len(lanes)} ops.")
-    first = min(begins[op] for op in seen)
-    spans = tuple(Span(lanes[op], op, begins[op] - first, ends[op] - first) for op in seen)
-    timeline = Timeline(len(schedule.lanes), tuple(sorted(spans, key=lambda span: span.start)))
-    return MeasuredStep(timeline, schedule, max(seconds or 0.0, timeline.makespan))
+            ends[op] = max(time, ends.get(op, time))
+    return {op: (begin, ends[op]) for op, begin in begins.items() if op in ends}
+
+
+def _op_of_call(name: str) -> Op | None:
+    """The op of the schedule that a call runs, or `None` if it is not the call of a stage."""
+    scope, num_calls = _CALL.subn("", name)
+    op = Op.from_scope(scope)
+    return op if op is not None and num_calls and scope.endswith(op.scope) else None

@@ -1,4 +1,4 @@
-"""The callback: what it keeps, what it says, what it refuses, and what it leaves behind."""
+"""The callback: what it saves and keeps, what it logs, and what it refuses."""
 
 import json
 import logging
@@ -74,7 +74,7 @@ def test_the_best_ones_stay(tmp_path):
     assert steps(tmp_path) == [2 * STEPS, 3 * STEPS, 4 * STEPS]
 
 
-def test_one_for_each_so_many_steps_stays(tmp_path):
+def test_one_checkpoint_per_interval_of_steps_stays(tmp_path):
     fit(tmp_path, epochs=4, save_freq=1, keep_last=1, keep_every=6)
     assert steps(tmp_path) == [6, 12, 16]
 
@@ -140,7 +140,7 @@ def test_anything_that_gfile_writes(tmp_path):
 # In the background.
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+def test_training_continues_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     writing, go_on = threading.Event(), threading.Event()
     write = bundle.write
 
@@ -168,7 +168,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
-def test_what_is_written_is_the_moment_of_the_save(tmp_path, monkeypatch, jit_compile):
+def test_what_is_written_is_the_state_at_the_save(tmp_path, monkeypatch, jit_compile):
     """Even though the weights have moved on when it is written."""
     write = bundle.write
 
@@ -219,7 +219,7 @@ def test_an_error_in_the_background_is_raised_in_training(tmp_path, monkeypatch)
 
 
 class AtOnce(Exception):
-    """What the handler that was there before does."""
+    """Raised by the handler that was installed before."""
 
 
 @pytest.fixture
@@ -253,11 +253,11 @@ def test_sigterm_saves_and_stops(tmp_path, caplog, after):
     assert stop.value.code == 143
     assert signal.getsignal(signal.SIGTERM) == before
     assert steps(tmp_path) == [after]
-    assert f"SIGTERM: step {after} is saved in {tmp_path}" in caplog.text
+    assert f"SIGTERM: step {after} was saved in {tmp_path}" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.INFO):
         fit(tmp_path, epochs=3)
-    assert "Going on from" in caplog.text
+    assert "Resuming from" in caplog.text
     assert steps(tmp_path)[-1] == 3 * STEPS
 
 
@@ -269,8 +269,7 @@ def test_a_second_sigterm_stops_at_once(tmp_path, previous):
 
 
 def test_after_an_error_in_training_signals_are_what_they_were(tmp_path, previous):
-    """Keras tells no callback that training has failed."""
-
+    """Keras does not notify callbacks when training has failed."""
     with pytest.raises(runs.Interrupted):
         fit(tmp_path, runs.InterruptAfter(2))
     with pytest.raises(AtOnce):
@@ -300,17 +299,17 @@ def test_no_signals_outside_the_main_thread(tmp_path):
     assert steps(tmp_path) == [STEPS]
 
 
-# What is said.
+# What is logged.
 
 
-def test_a_complete_run_says_so(tmp_path, caplog):
+def test_a_complete_run_warns(tmp_path, caplog):
     fit(tmp_path)
     fit(tmp_path)
-    assert "is complete: there was nothing left to train" in caplog.text
+    assert "is complete, so nothing was trained" in caplog.text
     assert steps(tmp_path) == [STEPS]
 
 
-def test_data_in_other_batches_begins_with_the_next_epoch(tmp_path, caplog):
+def test_data_in_other_batches_continues_at_the_next_epoch(tmp_path, caplog):
     with pytest.raises(runs.Interrupted):
         fit(tmp_path, runs.InterruptAfter(3), epochs=2, save_freq=1)
     x, y = runs.arrays()
@@ -349,7 +348,7 @@ def test_scalars(tmp_path):
     assert values("kept") == {4: 1, 8: 1, 12: 1}
     assert values("deleted") == {4: 0, 8: 1, 12: 1}
     for name in ("stall_seconds", "copy_seconds", "write_seconds", "commit_seconds"):
-        assert all(0 < value < 5 for value in values(name).values()), name
+        assert all(value > 0 for value in values(name).values()), name
     (entry,) = Store(str(tmp_path / "c")).entries()
     data = [p for p in (tmp_path / "c" / entry.name).iterdir() if ".data-" in p.name]
     assert values("bytes")[12] == sum(p.stat().st_size for p in data)
@@ -377,7 +376,7 @@ def test_the_differences_are_listed_and_nothing_is_changed(tmp_path):
         np.testing.assert_array_equal(old, variable.numpy())
 
 
-def test_taking_what_fits(tmp_path, caplog):
+def test_restoring_what_fits(tmp_path, caplog):
     saved = tiny()
     km.save_checkpoint(tmp_path, saved)
     model = tiny()
@@ -410,7 +409,7 @@ def test_a_model_made_again_in_the_same_process(tmp_path):
         np.testing.assert_array_equal(one.numpy(), two.numpy())
 
 
-def test_a_model_from_a_file_goes_on(tmp_path):
+def test_a_model_from_a_file_continues(tmp_path):
     first = runs.make_model()
     first.fit(runs.make_data(), verbose=0, shuffle=False)
     km.save_checkpoint(tmp_path / "c", first)
@@ -446,9 +445,9 @@ def test_shared_and_nested_layers_and_equal_names(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"keep_best": 2}, "`keep_best` needs to know what is best"),
-        ({"keep_last": 0}, "`keep_last` must be a whole number from 1"),
-        ({"keep_best": -1}, "`keep_best` must be a whole number from 0"),
+        ({"keep_best": 2}, "`keep_best` needs a value to compare"),
+        ({"keep_last": 0}, "`keep_last` must be a positive integer"),
+        ({"keep_best": -1}, "`keep_best` must be a non-negative integer"),
         ({"keep_every": 0}, "`keep_every` must be"),
         ({"save_freq": "batch"}, "`save_freq` must be"),
         ({"save_freq": 3, "seconds": 3}, "not both"),
@@ -477,12 +476,12 @@ def test_a_directory_below_a_file(tmp_path):
 
 
 def test_a_monitored_name_that_never_appears(tmp_path):
-    with pytest.raises(ValueError, match=r"logs of an epoch have: accuracy, loss. Received: mon"):
+    with pytest.raises(ValueError, match=r"an epoch logs: accuracy, loss. Received: mon"):
         fit(tmp_path, monitor="val_loss", keep_best=1)
     fit(tmp_path)
 
 
-def test_a_manifest_of_a_newer_version_is_not_passed_over(tmp_path):
+def test_a_manifest_of_a_newer_version_is_not_skipped(tmp_path):
     import zlib
 
     fit(tmp_path)
@@ -508,7 +507,7 @@ def test_an_empty_directory(tmp_path):
     assert km.restore_checkpoint(tmp_path, tiny()) is None
 
 
-# Loops of the user's own.
+# Custom loops.
 
 
 def test_a_loop_without_callbacks(tmp_path):
@@ -545,7 +544,19 @@ def test_a_loop_without_callbacks(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-def test_an_optimizer_beside_the_model(tmp_path):
+def test_a_loop_that_reports_only_the_ends_of_batches(tmp_path):
+    model = runs.make_model()
+    checkpoint = km.DistributedCheckpoint(tmp_path)
+    callbacks = keras.callbacks.CallbackList([checkpoint], model=model)
+    callbacks.on_train_begin()
+    for number, (x, y) in enumerate(runs.make_data()):
+        model.train_on_batch(x, y)
+        callbacks.on_train_batch_end(number)
+    callbacks.on_train_end()
+    assert steps(tmp_path) == [STEPS]
+
+
+def test_an_optimizer_outside_the_model(tmp_path):
     def make():
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, name="out")])
         optimizer = keras.optimizers.Adam()

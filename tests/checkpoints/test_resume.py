@@ -190,7 +190,7 @@ def test_more_epochs_go_on_from_the_end(tmp_path):
     runs.assert_same(whole, one(tmp_path / "parts", 3))
 
 
-def test_another_epoch_to_begin_at_is_passed_over_and_that_is_said(tmp_path, caplog):
+def test_another_initial_epoch_is_ignored_with_a_warning(tmp_path, caplog):
     def one(epochs, initial_epoch):
         runs.fresh()
         callback = km.DistributedCheckpoint(tmp_path)
@@ -206,10 +206,10 @@ def test_another_epoch_to_begin_at_is_passed_over_and_that_is_said(tmp_path, cap
     one(2, 1)
     assert "initial_epoch" not in caplog.text
     assert one(4, 3)["epochs"] == [0, 1, 2, 3]
-    assert "`initial_epoch=3` is passed over" in caplog.text
+    assert "`initial_epoch=3` is ignored" in caplog.text
 
 
-def test_plain_arrays_go_on_at_the_next_epoch_and_that_is_said_once(tmp_path, caplog):
+def test_plain_arrays_continue_at_the_next_epoch_with_one_warning(tmp_path, caplog):
     x, y = runs.arrays()
 
     def one(interrupt_after=None):
@@ -231,7 +231,9 @@ def test_plain_arrays_go_on_at_the_next_epoch_and_that_is_said_once(tmp_path, ca
 
     assert one(interrupt_after=EPOCH + 3) == [0, 1]
     assert one() == [2]
-    said = [r.getMessage() for r in caplog.records if "does not know its place" in r.getMessage()]
+    said = [
+        r.getMessage() for r in caplog.records if "does not know its position" in r.getMessage()
+    ]
     assert len(said) == 1
     assert "keras_mgpu.resumable(x, y, batch_size=...)" in said[0]
 

@@ -15,6 +15,7 @@ import weakref
 from pathlib import Path
 
 HERE = Path(__file__).parent
+DRIVER_NAME = "libnvidia-ml.so.1"
 # Forks of a process that has imported everything already: TensorFlow alone takes seconds.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["trainee"])
@@ -48,7 +49,7 @@ def strategies(devices):
 
 def compile_driver(source, folder):
     """Compiles a stand-in for NVIDIA's driver library to where its own package looks for it."""
-    library = folder / "libnvidia-ml.so.1"
+    library = folder / DRIVER_NAME
     path = HERE / "nvml" / source
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(path)], check=True)
     return folder

@@ -15,11 +15,13 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
+from fake_clock import FakeClock
 
 import keras_mgpu as km
 from keras_mgpu.checkpoints.saver import CheckpointError
-from keras_mgpu.monitoring import monitor
+from keras_mgpu.monitoring import poll_schedule
 
 
 def make_model():
@@ -155,21 +157,23 @@ def placement(strategy, directory):
 
 
 def metrics(strategy, directory):
-    """Logs what it does. Worker 1 is slow at first, worker 0 later."""
+    """Logs what it does. Worker 1 is slow at first, worker 0 later, each by a clock of its own."""
     with strategy.scope():
         model = make_model()
         model.optimizer.build(model.trainable_variables)
     step = make_step(strategy, model)
-    monitor.CATCH_UP_SECONDS = 0.1  # They compare themselves whenever they write.
+    clock = FakeClock().install(pytest.MonkeyPatch())
+    poll_schedule.CATCH_UP_SECONDS = 0.1  # They compare themselves whenever they write.
     logger = km.GPUMetrics(directory, interval=0.1)
     callbacks = keras.callbacks.CallbackList([logger], model=model)
     callbacks.on_train_begin()
     me = strategy.cluster_resolver.task_id
     for number in range(40):
-        if me == (number < 20):
-            time.sleep(0.05)
+        is_slow = me == (number < 20)
+        clock.advance(0.05 if is_slow else 0.0)
         callbacks.on_train_batch_begin(number)
         step(*batch(number))
+        clock.advance(0.0 if is_slow else 0.05)
         callbacks.on_train_batch_end(number)
     callbacks.on_train_end()
 

@@ -232,4 +232,4 @@ class GraphOps:
 def _is_pure(op: tf.Operation) -> bool:
     """Whether it only computes. Nothing assigns to a variable while a stage reads it."""
     is_stateless = not op.op_def.is_stateful and op.type != "Placeholder"
-    return is_stateless or op.type == "ReadVariableOp"
+    return bool(is_stateless or op.type == "ReadVariableOp")

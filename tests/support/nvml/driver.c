@@ -9,7 +9,7 @@
      energy        (100 + 10 i) J a second
      NVLink        sent 1000 * (i + 1) KiB a second, received twice as much
    GPU 2 supports none but memory and temperature, and has no ring.
-   GPU 3 falls off the bus KERAS_MGPU_TEST_LOST seconds after the first look at it.
+   GPU 3 falls off the bus KERAS_MGPU_TEST_LOST seconds after it was first read.
    GPU 4 is cut into two MIG devices. */
 
 #include <stdio.h>
@@ -71,9 +71,13 @@ static double lost_since = 0;
 static double begun = 0;
 
 static double clock_offset = 0; /* Rings go by the system's clock, which may be set. */
-void test_set_clock(long long seconds) { clock_offset = seconds; }
+void test_set_clock(double seconds) { clock_offset = seconds; }
+
+static double test_time = 0; /* A test may decide what time it is. */
+void test_set_time(double seconds) { test_time = seconds; }
 
 static double now(void) {
+  if (test_time) return test_time;
   struct timespec t;
   clock_gettime(CLOCK_REALTIME, &t);
   return t.tv_sec + t.tv_nsec * 1e-9;
@@ -99,6 +103,7 @@ nvmlReturn_t nvmlInitWithFlags(unsigned int flags) {
   const char *count = getenv("KERAS_MGPU_TEST_GPUS");
   num_gpus = count ? atoi(count) : 1;
   begun = now();
+  lost_since = 0;
   for (int i = 0; i < num_gpus; i++) gpus[i].index = i;
   return SUCCESS;
 }

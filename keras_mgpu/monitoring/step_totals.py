@@ -1,4 +1,4 @@
-"""How far training is, told by the training thread and read by the one that logs."""
+"""What training has done up to the end of a step, and the rates between two steps."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Progress:
-    """A moment of training.
+class StepTotals:
+    """Totals at the end of a step. The training thread makes them, the monitor reads them.
 
     Args:
         step: Steps trained so far.
-        time: When, in seconds since 1970.
-        num_samples: Samples trained so far by this process.
+        time: When the step ended, in seconds since 1970.
+        num_samples: Samples that this process has trained so far.
         between_steps: Seconds spent between steps so far.
     """
 
@@ -22,8 +22,8 @@ class Progress:
     between_steps: float = 0.0
 
 
-def rates(before: Progress, now: Progress) -> dict[str, float]:
-    """What training did between two moments."""
+def rates(before: StepTotals, now: StepTotals) -> dict[str, float]:
+    """Metrics of training itself, between two steps."""
     num_steps, seconds = now.step - before.step, now.time - before.time
     if num_steps <= 0 or seconds <= 0:
         return {}

@@ -1,0 +1,107 @@
+"""What a profiler trace says about a step: when calls ran, and how time was spent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from keras_mgpu.internals.tf_profiler import CALL_BEGINS, CALL_DONE, NEXT_BATCH
+
+_ALL_REDUCE_KERNEL = re.compile("nccl|allreduce", re.IGNORECASE)
+_ANY = re.compile("")
+_GPU_PLANE = re.compile(r"/device:GPU:(\d+)")
+
+
+class CallEvent(NamedTuple):
+    """The beginning or the end of a function call.
+
+    Args:
+        name: Name of the call in the graph.
+        time: In seconds, by the profiler's clock.
+        is_begin: Whether the call begins or ends.
+    """
+
+    name: str
+    time: float
+    is_begin: bool
+
+
+@dataclass(frozen=True)
+class DeviceShares:
+    """How a GPU spent a step.
+
+    Args:
+        busy: Share of the step in which any kernel ran.
+        all_reduce: Share in which kernels ran that sum over replicas.
+    """
+
+    busy: float
+    all_reduce: float
+
+
+def calls_in(trace: Any) -> Iterator[CallEvent]:
+    """Every call of a function that TensorFlow has not inlined."""
+    for plane in trace.planes:
+        kinds = {
+            number: metadata.name == CALL_BEGINS
+            for number, metadata in plane.event_metadata.items()
+            if metadata.name in (CALL_BEGINS, CALL_DONE)
+        }
+        names = [n for n, metadata in plane.stat_metadata.items() if metadata.name == "name"]
+        for line in plane.lines if kinds and names else ():
+            for event in line.events:
+                if event.metadata_id in kinds:
+                    is_begin, time = kinds[event.metadata_id], _begin_of(event, line)
+                    for name in _texts(plane, event, names[0]):
+                        yield CallEvent(name, time, is_begin)
+
+
+def device_shares(trace: Any, seconds: float) -> dict[int, DeviceShares]:
+    """For each GPU in the trace, by its index, how it spent a step of so many seconds."""
+    found = {}
+    for plane in trace.planes:
+        match = _GPU_PLANE.search(plane.name)
+        if match is not None:
+            busy, summing = _covered(_spans(plane)), _covered(_spans(plane, _ALL_REDUCE_KERNEL))
+            found[int(match[1])] = DeviceShares(busy / seconds, summing / seconds)
+    return found
+
+
+def seconds_for_input(trace: Any) -> float:
+    """The time that a step of `fit` has waited for its batch."""
+    return _covered([span for plane in trace.planes for span in _spans(plane, NEXT_BATCH)])
+
+
+def _texts(plane: Any, event: Any, stat_id: int) -> Iterator[str]:
+    """The values of a text that an event carries."""
+    for stat in event.stats:
+        if stat.metadata_id == stat_id:
+            yield stat.str_value or plane.stat_metadata[stat.ref_value].name
+
+
+def _begin_of(event: Any, line: Any) -> float:
+    """When an event begins, in seconds."""
+    return float(line.timestamp_ns * 1e-9 + event.offset_ps * 1e-12)
+
+
+def _spans(plane: Any, name: re.Pattern[str] = _ANY) -> list[tuple[float, float]]:
+    """Begin and end, in seconds, of all events whose name matches."""
+    numbers = {n for n, metadata in plane.event_metadata.items() if name.search(metadata.name)}
+    found = []
+    for line in plane.lines if numbers else ():
+        for event in line.events:
+            if event.metadata_id in numbers:
+                begin = _begin_of(event, line)
+                found.append((begin, begin + event.duration_ps * 1e-12))
+    return found
+
+
+def _covered(spans: list[tuple[float, float]]) -> float:
+    """The time in which at least one of the spans runs."""
+    total, until = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total
