@@ -103,7 +103,7 @@ def _remote_devices(model: Any) -> list[str]:
 def _placed(op: ExecutedOp, scopes: LayerScopes) -> OpPlacement:
     layer, replica = scopes.owner_of(op.name)
     reason = "" if not op.asked or satisfies(op.got, op.asked) else _reason(op)
-    return OpPlacement(op.name, op.node.op, layer, replica, short(op.asked), short(op.got), reason)
+    return OpPlacement(op.name, op.op, layer, replica, short(op.asked), short(op.got), reason)
 
 
 def _reason(op: ExecutedOp) -> str:

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from keras_mgpu.internals.tf_functions import CALLS, MUST_COMPILE, SCOPES
 from keras_mgpu.placements import kernels
+from keras_mgpu.placements.op_types import original_type
 from keras_mgpu.system.devices import kind_of, satisfies
 
 _PASSIVE = frozenset(
@@ -35,15 +36,26 @@ class ExecutedOp:
 
     Args:
         name: Its name in the graph.
-        node: The op as TensorFlow describes it.
+        op: What it does, such as `"MatMul"`.
+        node: The op as it was traced, or as it ran if TensorFlow added it. Whether a device can
+            run it is a question about this node: rewriting comes after placement.
         asked: The device it asked for, `""` if for none.
         got: The device it ran on.
     """
 
     name: str
+    op: str
     node: Any
     asked: str
     got: str
+
+
+@dataclass(frozen=True)
+class _TracedOp:
+    """An op before TensorFlow placed and rewrote it, and the device it asked for."""
+
+    node: Any
+    asked: str
 
 
 @dataclass(frozen=True)
@@ -63,7 +75,7 @@ class Send:
 
 def ops_of(graphs: Any) -> Iterator[ExecutedOp]:
     """Every op of a function that was run; those of the functions it calls, once a device."""
-    asked = dict(_asked(graphs.pre_optimization_graph))
+    traced = dict(_traced(graphs.pre_optimization_graph))
     seen: set[tuple[str, str]] = set()
     for part in graphs.partition_graphs:
         bodies = {each.signature.name: each for each in part.library.function}
@@ -72,9 +84,11 @@ def ops_of(graphs: Any) -> Iterator[ExecutedOp]:
             if "/_" in name:
                 name = _NUMBERED.sub(r"/\1/", name)
             if node.op not in _PASSIVE:
-                yield ExecutedOp(name, node, asked.get(name, ""), node.device)
+                before = traced.get(name, _TracedOp(node, ""))
+                kind = original_type(node, before.node)
+                yield ExecutedOp(name, kind, before.node, before.asked, node.device)
             if node.op in CALLS:
-                yield from _ops_of_call(name, node, node.device, bodies, asked, seen)
+                yield from _ops_of_call(name, node, node.device, bodies, traced, seen)
 
 
 def ops_of_traced(nodes: Iterable[Any], device: str) -> Iterator[ExecutedOp]:
@@ -82,7 +96,7 @@ def ops_of_traced(nodes: Iterable[Any], device: str) -> Iterator[ExecutedOp]:
     for node in nodes:
         if node.op not in _PASSIVE:
             placed = _placed(node, _merge(node.device, device), device)
-            yield ExecutedOp(node.name, node, node.device, placed)
+            yield ExecutedOp(node.name, node.op, node, node.device, placed)
 
 
 def sends_of(graphs: Any) -> Iterator[Send]:
@@ -95,15 +109,14 @@ def sends_of(graphs: Any) -> Iterator[Send]:
                 yield Send(tensor if ":" in tensor else f"{tensor}:0", source, target)
 
 
-def _asked(graph: Any) -> Iterator[tuple[str, str]]:
-    """The device each op asks for, in the functions that are called too, by name."""
+def _traced(graph: Any) -> Iterator[tuple[str, _TracedOp]]:
+    """Every op of a graph and of the functions it calls, by name."""
     bodies = {each.signature.name: each for each in graph.library.function}
 
-    def walk(prefix: str, nodes: Any, device: str) -> Iterator[tuple[str, str]]:
+    def walk(prefix: str, nodes: Any, device: str) -> Iterator[tuple[str, _TracedOp]]:
         for node in nodes:
             name, asked = f"{prefix}{node.name}", _merge(node.device, device)
-            if asked:
-                yield name, asked
+            yield name, _TracedOp(node, asked)
             for attribute in CALLS.get(node.op, ()):
                 body = bodies.get(node.attr[attribute].func.name)
                 if body is not None:
@@ -117,7 +130,7 @@ def _ops_of_call(
     call: Any,
     device: str,
     bodies: Mapping[str, Any],
-    asked: Mapping[str, str],
+    traced: Mapping[str, _TracedOp],
     seen: set[tuple[str, str]],
 ) -> Iterator[ExecutedOp]:
     """The ops of functions that a node on `device` calls."""
@@ -129,12 +142,14 @@ def _ops_of_call(
         seen.add((function, device))
         for node in bodies[function].node_def:
             inner = f"{_inside(name, attribute)}{node.name}"
-            wanted = asked.get(inner, node.device)
+            before = traced.get(inner, _TracedOp(node, ""))
+            wanted = before.asked or node.device
             got = device if is_compiled else _placed(node, wanted or device, device)
             if node.op not in _PASSIVE:
-                yield ExecutedOp(inner, node, wanted, got)
+                kind = original_type(node, before.node)
+                yield ExecutedOp(inner, kind, before.node, wanted, got)
             if node.op in CALLS:
-                yield from _ops_of_call(inner, node, got, bodies, asked, seen)
+                yield from _ops_of_call(inner, node, got, bodies, traced, seen)
 
 
 def _inside(call: str, attribute: str) -> str:
