@@ -15,6 +15,7 @@ from pinned import Pinned, make_model
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import keras_mgpu as km
+from keras_mgpu.internals import tf_graph_collection
 from keras_mgpu.placements.observing import PlacementError
 
 HERE = cluster.HERE
@@ -380,11 +381,11 @@ def test_nothing_is_traced_for_it():
 
 
 def test_nothing_happens_after_the_first_batch(monkeypatch):
-    from keras_mgpu.placements import executed_graph
-
     calls = []
-    collecting = executed_graph.collecting
-    monkeypatch.setattr(executed_graph, "collecting", lambda: (calls.append(1), collecting())[1])
+    collecting = tf_graph_collection.collecting
+    monkeypatch.setattr(
+        tf_graph_collection, "collecting", lambda: (calls.append(1), collecting())[1]
+    )
     model = make_model("/CPU:0", "/CPU:0")
     logger = km.DevicePlacementLogger(verbose=0)
     functions = set()
