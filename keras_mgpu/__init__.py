@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from keras_mgpu.callbacks.device_placement_logger import DevicePlacementLogger
     from keras_mgpu.callbacks.distributed_checkpoint import DistributedCheckpoint
     from keras_mgpu.callbacks.gpu_metrics import GPUMetrics
-    from keras_mgpu.checkpoints.api import (
+    from keras_mgpu.checkpoints.custom_loops import (
         latest_checkpoint,
         restore_checkpoint,
         save_checkpoint,
@@ -65,15 +65,15 @@ _HOMES = {
     "VerifyReport": "pipeline.verify",
     "assert_placement": "placements.api",
     "enable_multi_worker_fit": "system.multi_worker_fit",
-    "latest_checkpoint": "checkpoints.api",
+    "latest_checkpoint": "checkpoints.custom_loops",
     "logical_devices": "system.devices",
     "pick_devices": "system.devices",
     "placement": "placements.api",
     "plan": "pipeline.planning",
     "replay": "blueprint.timeline",
-    "restore_checkpoint": "checkpoints.api",
+    "restore_checkpoint": "checkpoints.custom_loops",
     "resumable": "checkpoints.resumable",
-    "save_checkpoint": "checkpoints.api",
+    "save_checkpoint": "checkpoints.custom_loops",
 }
 
 

@@ -15,7 +15,7 @@ from keras_mgpu.internals.keras_training import (
     training_call,
 )
 from keras_mgpu.placements import tensorboard
-from keras_mgpu.placements.observing import collected, explaining, report_of
+from keras_mgpu.placements.observation import collected_graphs, explained_errors, report_of
 from keras_mgpu.placements.report import FILE_NAME, PlacementReport
 from keras_mgpu.placements.table import renderables
 from keras_mgpu.system import files, terminal
@@ -76,7 +76,7 @@ class DevicePlacementLogger(keras.callbacks.Callback):
             self._watch(self.model.train_function)
         else:
             self._collection = contextlib.ExitStack()
-            self._graphs = self._collection.enter_context(collected(function))
+            self._graphs = self._collection.enter_context(collected_graphs(function))
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._stop_collecting()
@@ -107,7 +107,7 @@ class DevicePlacementLogger(keras.callbacks.Callback):
 
         def run(data: Any) -> Any:
             model.train_function = function
-            with collected(function) as self._graphs, explaining(model, function):
+            with collected_graphs(function) as self._graphs, explained_errors(model, function):
                 return function(data)
 
         model.train_function = run

@@ -13,8 +13,9 @@ import tensorflow as tf
 
 from keras_mgpu.internals.keras_training import is_default_strategy
 from keras_mgpu.model.split_model import is_split, unsplit
-from keras_mgpu.placements import kernels, links
 from keras_mgpu.placements.executed_graph import ExecutedOp, ops_of, ops_of_traced, sends_of
+from keras_mgpu.placements.gpu_links import link_between
+from keras_mgpu.placements.kernel_support import missing_kernel
 from keras_mgpu.placements.layer_facts import (
     LayerFacts,
     all_optimizers,
@@ -107,7 +108,7 @@ def _placed(op: ExecutedOp, scopes: LayerScopes) -> OpPlacement:
 
 
 def _reason(op: ExecutedOp) -> str:
-    missing_kernel = kernels.why_not(op.node, kind_of(op.asked)) if kind_of(op.asked) else ""
+    missing_kernel = missing_kernel(op.node, kind_of(op.asked)) if kind_of(op.asked) else ""
     if missing_kernel:
         return missing_kernel
     if not is_there(op.asked):
@@ -230,7 +231,7 @@ def _edges(graphs: Iterable[Any], traced: TracedFunction) -> list[Edge]:
             len(found[source, target]),
             sum(size for size in found[source, target] if size is not None),
             found[source, target].count(None),
-            links.between(source, target),
+            link_between(source, target),
         )
         for source, target in sorted(found)
     ]

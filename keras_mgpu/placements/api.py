@@ -12,7 +12,7 @@ import numpy as np
 from keras import tree
 
 from keras_mgpu.model.split_model import is_split
-from keras_mgpu.placements.observing import collected, explaining, report_of
+from keras_mgpu.placements.observation import collected_graphs, explained_errors, report_of
 from keras_mgpu.placements.report import LayerPlacement, PlacementReport
 from keras_mgpu.system.devices import short
 
@@ -36,7 +36,7 @@ def placement(model: keras.Model, sample_batch: Any) -> PlacementReport:
     x = sample_batch[0] if isinstance(sample_batch, tuple) else sample_batch
     model.make_predict_function()
     function = model.predict_function
-    with collected(function) as graphs, explaining(model, function):
+    with collected_graphs(function) as graphs, explained_errors(model, function):
         model.predict_on_batch(x)
     batch_size = int(np.shape(tree.flatten(x)[0])[0])
     num_samples = -(-batch_size // model.distribute_strategy.num_replicas_in_sync)

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_mgpu.internals.tf_functions import CALLS, MUST_COMPILE, SCOPES
-from keras_mgpu.placements import kernels
+from keras_mgpu.placements.kernel_support import can_run
 from keras_mgpu.placements.op_types import original_type
 from keras_mgpu.system.devices import kind_of, satisfies
 
@@ -163,7 +163,7 @@ def _placed(node: Any, wanted: str, default: str) -> str:
     exact = [each for each in there if satisfies(each, wanted)]
     processors = [each for each in there if kind_of(each) == "CPU"]
     for device in [*exact, default, *processors]:
-        if kernels.can_run(node, kind_of(device)):
+        if can_run(node, kind_of(device)):
             return device
     return default
 

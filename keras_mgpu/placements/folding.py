@@ -9,7 +9,7 @@ LONGEST_BLOCK = 64
 
 
 @dataclass(frozen=True)
-class Row:
+class Foldable:
     """What folding needs to know of a row.
 
     Args:
@@ -24,7 +24,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Line:
+class FoldedLine:
     """One line to show.
 
     Args:
@@ -42,7 +42,7 @@ class Line:
     is_sum: bool = False
 
 
-def fold(rows: Sequence[Row], limit: int) -> list[Line]:
+def fold_rows(rows: Sequence[Foldable], limit: int) -> list[FoldedLine]:
     """At most `limit` lines for any number of rows, in their order.
 
     Blocks that repeat are shown once. If that is not enough, neighbours in the same place are
@@ -55,18 +55,18 @@ def fold(rows: Sequence[Row], limit: int) -> list[Line]:
         lines = _summed(rows, keep_odd=False)
     if len(lines) > limit:
         rest = lines[limit - 1].first
-        lines = [*lines[: limit - 1], Line(rest, len(rows) - 1, is_sum=True)]
+        lines = [*lines[: limit - 1], FoldedLine(rest, len(rows) - 1, is_sum=True)]
     return lines
 
 
-def _blocks(rows: Sequence[Row]) -> Iterator[Line]:
+def _blocks(rows: Sequence[Foldable]) -> Iterator[FoldedLine]:
     looks = [row.looks for row in rows]
     start = 0
     while start < len(rows):
         block, times = _best_block(looks, start)
         for offset in range(block):
             last = start + offset + (times - 1) * block
-            yield Line(start + offset, last, times, block if offset == 0 else 1)
+            yield FoldedLine(start + offset, last, times, block if offset == 0 else 1)
         start += block * times
 
 
@@ -83,8 +83,8 @@ def _best_block(looks: Sequence[Hashable], start: int) -> tuple[int, int]:
     return best
 
 
-def _summed(rows: Sequence[Row], keep_odd: bool) -> list[Line]:
-    lines: list[Line] = []
+def _summed(rows: Sequence[Foldable], keep_odd: bool) -> list[FoldedLine]:
+    lines: list[FoldedLine] = []
     for index, row in enumerate(rows):
         before = lines[-1] if lines else None
         joins = (
@@ -93,7 +93,7 @@ def _summed(rows: Sequence[Row], keep_odd: bool) -> list[Line]:
             and not (keep_odd and (row.is_odd or rows[before.last].is_odd))
         )
         if joins and before is not None:
-            lines[-1] = Line(before.first, index, is_sum=True)
+            lines[-1] = FoldedLine(before.first, index, is_sum=True)
         else:
-            lines.append(Line(index, index))
+            lines.append(FoldedLine(index, index))
     return lines

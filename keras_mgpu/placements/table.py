@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from keras_mgpu.blueprint.partition import readable_bytes
-from keras_mgpu.placements.folding import Line, Row, fold
+from keras_mgpu.placements.folding import Foldable, FoldedLine, fold_rows
 from keras_mgpu.placements.report import (
     TRACED,
     VARIABLES,
@@ -84,7 +84,7 @@ def layer_rows(report: PlacementReport, limit: int) -> list[tuple[str, ...]]:
     """The layers that ran or hold something, folded to at most `limit` lines."""
     layers = [layer for layer in report.layers if not _is_idle(layer)]
     moved = {each.layer for each in report.moved}
-    lines = fold([_row(layer, layer.path in moved) for layer in layers], max(limit, 10))
+    lines = fold_rows([_row(layer, layer.path in moved) for layer in layers], max(limit, 10))
     return [_cells(layers, line) for line in lines]
 
 
@@ -92,15 +92,15 @@ def _is_idle(layer: LayerPlacement) -> bool:
     return not layer.num_ops and not layer.weight_bytes
 
 
-def _row(layer: LayerPlacement, is_moved: bool) -> Row:
+def _row(layer: LayerPlacement, is_moved: bool) -> Foldable:
     place = (layer.stages, layer.asked, layer.got, layer.weights_on, layer.slots_on, is_moved)
     sizes = (layer.num_parameters, layer.weight_bytes, layer.slot_bytes, layer.activation_bytes)
     far = bool(layer.slots_on) and not set(layer.slots_on) <= set(layer.weights_on)
     looks = (layer.kind or layer.path, place, sizes)
-    return Row(looks, place, is_odd=is_moved or far or not layer.kind)
+    return Foldable(looks, place, is_odd=is_moved or far or not layer.kind)
 
 
-def _cells(layers: Sequence[LayerPlacement], line: Line) -> tuple[str, ...]:
+def _cells(layers: Sequence[LayerPlacement], line: FoldedLine) -> tuple[str, ...]:
     first = layers[line.first]
     group = layers[line.first : line.last + 1] if line.is_sum else [first]
     activations = [layer.activation_bytes for layer in group]
@@ -128,7 +128,7 @@ def _size(num_bytes: int) -> str:
     return readable_bytes(num_bytes) if num_bytes else ""
 
 
-def _name(layers: Sequence[LayerPlacement], line: Line) -> str:
+def _name(layers: Sequence[LayerPlacement], line: FoldedLine) -> str:
     first, last = layers[line.first].path, layers[line.last].path
     if line.is_sum:
         return f"{first} … {last} ({line.last - line.first + 1} layers)"

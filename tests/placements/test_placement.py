@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import keras_mgpu as km
 from keras_mgpu.internals import tf_graph_collection
-from keras_mgpu.placements.observing import PlacementError
+from keras_mgpu.placements.observation import PlacementError
 
 HERE = cluster.HERE
 

@@ -10,8 +10,8 @@ import pytest
 HERE = cluster.HERE
 BUSES = ["0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:81:00.0"]
 ASK = """
-from keras_mgpu.placements.links import between_buses
-print([between_buses(*pair) for pair in {}])
+from keras_mgpu.placements.gpu_links import link_between_buses
+print([link_between_buses(*pair) for pair in {}])
 """
 
 

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from keras_mgpu.internals import tf_graph_collection
 from keras_mgpu.model.split_model import is_split, unsplit
-from keras_mgpu.placements import kernels
 from keras_mgpu.placements.analysis import make_report
+from keras_mgpu.placements.kernel_support import missing_kernel
 from keras_mgpu.placements.layer_scopes import LayerScopes
 from keras_mgpu.placements.report import PlacementReport
 from keras_mgpu.placements.traced_function import TracedFunction
@@ -35,7 +35,7 @@ def report_of(
 
     Args:
         model: The model, split or not.
-        graphs: What `collected` has found.
+        graphs: What `collected_graphs` has found.
         function: What ran: a `tf.function`, or a Python function around one, or `None`.
         num_samples: Samples of the batch in one replica, if they are known.
     """
@@ -46,7 +46,7 @@ def report_of(
 
 
 @contextlib.contextmanager
-def collected(function: Any) -> Iterator[list[Any]]:
+def collected_graphs(function: Any) -> Iterator[list[Any]]:
     """The list then holds the graphs of what was run inside.
 
     A function that was run before is placed anew, which takes no trace.
@@ -75,7 +75,7 @@ def _without_collector() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def explaining(model: Any, function: Any) -> Iterator[None]:
+def explained_errors(model: Any, function: Any) -> Iterator[None]:
     """Turns TensorFlow's refusal to place an op into a sentence about layers.
 
     Without soft placement, TensorFlow names a device and most often not who asked for it.
@@ -102,7 +102,7 @@ def _unplaceable(model: Any, traced: TracedFunction) -> list[str]:
         kind = kind_of(node.device) if node.device else ""
         if not kind or node.op in ("Const", "NoOp", "Placeholder"):
             continue
-        reason = kernels.why_not(node, kind)
+        reason = missing_kernel(node, kind)
         if not reason and not is_there(node.device):
             reason = f"there is no {short(node.device)} here"
         if reason:

@@ -20,7 +20,7 @@ def can_run(node: Any, device_type: str) -> bool:
     )
 
 
-def why_not(node: Any, device_type: str) -> str:
+def missing_kernel(node: Any, device_type: str) -> str:
     """Says that there is no kernel for a node on a kind of device; `""` if there is one."""
     if can_run(node, device_type):
         return ""

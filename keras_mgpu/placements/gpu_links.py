@@ -14,16 +14,16 @@ from typing import Any
 from keras_mgpu.system.devices import buses_of_gpus
 
 
-def between(source: str, target: str) -> str:
+def link_between(source: str, target: str) -> str:
     """The link between two devices by TensorFlow's names; `""` if it is not known."""
     buses = [buses_of_gpus().get(device) for device in (source, target)]
     if None in buses:
         return ""
-    return between_buses(str(buses[0]), str(buses[1]))
+    return link_between_buses(str(buses[0]), str(buses[1]))
 
 
 @functools.cache
-def between_buses(one: str, other: str) -> str:
+def link_between_buses(one: str, other: str) -> str:
     """The link between the GPUs at two places of the PCI bus."""
     if one == other:
         return "same GPU"
