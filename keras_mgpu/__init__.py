@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from keras_mgpu.pipeline.pipeline_split import PipelineSplit
     from keras_mgpu.pipeline.planning import plan
     from keras_mgpu.pipeline.verify import VerifyReport
-    from keras_mgpu.placements.api import assert_placement, placement
+    from keras_mgpu.placements.assertion import assert_placement
+    from keras_mgpu.placements.inspection import placement
     from keras_mgpu.placements.report import PlacementReport
     from keras_mgpu.system.devices import logical_devices, pick_devices
     from keras_mgpu.system.multi_worker_fit import enable_multi_worker_fit
@@ -63,12 +64,12 @@ _HOMES = {
     "Schedule": "blueprint.schedule",
     "Timeline": "blueprint.timeline",
     "VerifyReport": "pipeline.verify",
-    "assert_placement": "placements.api",
+    "assert_placement": "placements.assertion",
     "enable_multi_worker_fit": "system.multi_worker_fit",
     "latest_checkpoint": "checkpoints.custom_loops",
     "logical_devices": "system.devices",
     "pick_devices": "system.devices",
-    "placement": "placements.api",
+    "placement": "placements.inspection",
     "plan": "pipeline.planning",
     "replay": "blueprint.timeline",
     "restore_checkpoint": "checkpoints.custom_loops",

@@ -66,6 +66,8 @@ PURE = {
     "placements.differences",
     "placements.folding",
     "placements.report",
+    "placements.report_parts",
+    "placements.report_warnings",
     "version",
 }
 

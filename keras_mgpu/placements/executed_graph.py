@@ -1,9 +1,9 @@
 """The graphs that TensorFlow ran: for every op the device it asked for and the one it got.
 
-TensorFlow keeps, when asked, the graph of a function as it was traced and the pieces it was cut
-into, one a device, which are what runs. A function that stays a call in these pieces is placed
-when it is called, and of that nothing is kept. There the rule of TensorFlow's placer is followed:
-the device asked for if it exists and has a kernel, else another one.
+On request, TensorFlow keeps the graph of a function as it was traced, and the partitions that were
+run, one per device. A function that remains a call in a partition is placed when it is called, and
+TensorFlow keeps no record of that. For such functions the rule of TensorFlow's placer is applied:
+the device asked for if it exists and has a kernel, otherwise another one.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _PASSIVE = frozenset(
     ["_Arg", "_Retval", "Const", "NoOp", "Placeholder", "_Send", "_Recv", "_HostSend", "_HostRecv"]
 )
 _SENDS = frozenset(["_Send", "_HostSend"])
-# Nothing is sent but word that an op is done, or whether a loop goes on.
+# These send no data, only that an op is done or whether a loop continues.
 _IS_SIGNAL = re.compile(r"(/ctrl|/LoopCond)/_\d+$")
-# A loop or a branch, once it is part of the graph around it, carries a number in its names.
+# A loop or branch that was inlined into the graph around it has a number in its names.
 _NUMBERED = re.compile(r"/(body|cond|then|else)/_\d+/")
 
 
@@ -39,7 +39,7 @@ class ExecutedOp:
         op: What it does, such as `"MatMul"`.
         node: The op as it was traced, or as it ran if TensorFlow added it. Whether a device can
             run it is a question about this node: rewriting comes after placement.
-        asked: The device it asked for, `""` if for none.
+        asked: The device it asked for, or `""`.
         got: The device it ran on.
     """
 
@@ -60,12 +60,12 @@ class _TracedOp:
 
 @dataclass(frozen=True)
 class Send:
-    """A tensor that goes from one device to another.
+    """A tensor that one device sends to another.
 
     Args:
         tensor: Its name, such as `"dense/MatMul:0"`.
-        source: The device it comes from.
-        target: The device it goes to.
+        source: The device that sends it.
+        target: The device that receives it.
     """
 
     tensor: str
@@ -74,7 +74,7 @@ class Send:
 
 
 def ops_of(graphs: Any) -> Iterator[ExecutedOp]:
-    """Every op of a function that was run; those of the functions it calls, once a device."""
+    """Every op of a function that was run. Ops of called functions come once per device."""
     traced = dict(_traced(graphs.pre_optimization_graph))
     seen: set[tuple[str, str]] = set()
     for part in graphs.partition_graphs:
@@ -92,7 +92,7 @@ def ops_of(graphs: Any) -> Iterator[ExecutedOp]:
 
 
 def ops_of_traced(nodes: Iterable[Any], device: str) -> Iterator[ExecutedOp]:
-    """The ops of a function that ran on `device` of another process, which keeps its graphs."""
+    """The ops of a function that another process ran on `device`, without access to its graphs."""
     for node in nodes:
         if node.op not in _PASSIVE:
             placed = _placed(node, _merge(node.device, device), device)
@@ -100,7 +100,7 @@ def ops_of_traced(nodes: Iterable[Any], device: str) -> Iterator[ExecutedOp]:
 
 
 def sends_of(graphs: Any) -> Iterator[Send]:
-    """Every tensor that goes from device to device."""
+    """Every tensor that one device sends to another."""
     for part in graphs.partition_graphs:
         for node in part.node:
             if node.op in _SENDS and not _IS_SIGNAL.search(node.input[0]):
@@ -153,12 +153,12 @@ def _ops_of_call(
 
 
 def _inside(call: str, attribute: str) -> str:
-    """What names inside a function begin with that an attribute of a call names."""
+    """The prefix of op names in the function that an attribute of a call refers to."""
     return f"{call}/{SCOPES[attribute]}/" if SCOPES[attribute] else f"{call}/"
 
 
 def _placed(node: Any, wanted: str, default: str) -> str:
-    """Where TensorFlow's placer puts an op that wants a device, in a function run on another."""
+    """Where TensorFlow's placer puts an op of a function that runs on the device `default`."""
     there = [each.name for each in tf.config.list_logical_devices()]
     exact = [each for each in there if satisfies(each, wanted)]
     processors = [each for each in there if kind_of(each) == "CPU"]
@@ -169,7 +169,7 @@ def _placed(node: Any, wanted: str, default: str) -> str:
 
 
 def _merge(device: str, default: str) -> str:
-    """What a device string leaves open is filled in from another."""
+    """Fills in what a device string leaves open."""
     if not device or not default:
         return device or default
     return str(

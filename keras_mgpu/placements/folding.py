@@ -1,4 +1,4 @@
-"""Long lists made short: what repeats is shown once, what is odd is always shown."""
+"""Shortens long lists: repeated rows are shown once, unusual rows are always shown."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ LONGEST_BLOCK = 64
 
 @dataclass(frozen=True)
 class Foldable:
-    """What folding needs to know of a row.
+    """What folding needs to know about a row.
 
     Args:
-        looks: Rows that look the same can stand for one another.
-        place: Rows of one place can be summed up in a line.
-        is_odd: Whether it must be seen.
+        looks: Rows with equal looks can stand for one another.
+        place: Neighbours with equal places can be summed up in one line.
+        is_odd: Whether the row should keep its own line.
     """
 
     looks: Hashable
@@ -29,10 +29,10 @@ class FoldedLine:
 
     Args:
         first: The first row it stands for.
-        last: The last one.
-        times: How often the block that begins with it comes.
-        block: How many rows that block has.
-        is_sum: Whether it sums up rows that differ.
+        last: The last row it stands for.
+        times: How often the block that begins here is repeated.
+        block: Number of rows in that block.
+        is_sum: Whether it sums up different rows.
     """
 
     first: int
@@ -43,10 +43,10 @@ class FoldedLine:
 
 
 def fold_rows(rows: Sequence[Foldable], limit: int) -> list[FoldedLine]:
-    """At most `limit` lines for any number of rows, in their order.
+    """Returns at most `limit` lines for any number of rows, in order.
 
-    Blocks that repeat are shown once. If that is not enough, neighbours in the same place are
-    summed up, the odd ones last of all; and what is still left over becomes one line.
+    Repeated blocks are shown once. If that is not enough, neighbours in the same place are summed
+    up, odd rows only if nothing else helps. What still does not fit becomes one line.
     """
     lines = list(_blocks(rows))
     if len(lines) > limit:
@@ -71,7 +71,7 @@ def _blocks(rows: Sequence[Foldable]) -> Iterator[FoldedLine]:
 
 
 def _best_block(looks: Sequence[Hashable], start: int) -> tuple[int, int]:
-    """The block at `start` whose repetitions save most lines, and how often it comes."""
+    """The length and number of repetitions of the block at `start` that saves the most lines."""
     best, saved = (1, 1), 0
     for block in range(1, min(LONGEST_BLOCK, (len(looks) - start) // 2) + 1):
         times = 1
