@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_mgpu.checkpoints.callback_state import Neighbours
 from keras_mgpu.checkpoints.loading import Loaded, newest_intact
 from keras_mgpu.checkpoints.preemption import Preempted, StopRequest
-from keras_mgpu.checkpoints.resumable import Position, ResumableDataset
+from keras_mgpu.checkpoints.resumable_dataset import Position, ResumableDataset
 from keras_mgpu.checkpoints.retention import Retention, resolve_mode
 from keras_mgpu.checkpoints.run_lock import RunLock
 from keras_mgpu.checkpoints.save_timing import Passed, make_timing

@@ -21,7 +21,7 @@ import runs
 
 import keras_mgpu as km
 from keras_mgpu.checkpoints import parts, saver, training_state
-from keras_mgpu.checkpoints.loading import damages
+from keras_mgpu.checkpoints.damage import damages
 from keras_mgpu.checkpoints.store import Store
 
 NUM_KILLS = int(os.environ.get("KERAS_MGPU_TORTURE", "3"))
@@ -301,7 +301,7 @@ def test_a_worker_that_dies_during_a_save_is_named(tmp_path):
     for process in processes:
         process.communicate(timeout=120)
     text = (tmp_path / "error.txt").read_text()
-    assert "worker:1 did not write its part of step 2: it was given 2 seconds" in text
+    assert "worker:1 did not write its part of step 2: it had 2 seconds" in text
     (entry,) = entries(tmp_path / "die")
     assert entry.step == 1
     assert damages(entry) == []

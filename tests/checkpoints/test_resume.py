@@ -327,8 +327,8 @@ def test_structures_and_types_come_through():
     [
         ((np.zeros(3), np.zeros(4)), {}, r"same number of samples. Received: \[3, 4\]"),
         ((np.zeros(3),), {"batch_size": 0}, "`batch_size` must be"),
-        ((tf.data.Dataset.range(3),), {"batch_size": 2}, "`batch_size` belongs to arrays"),
-        ((runs.PyData(), np.zeros(3)), {}, "`y` belongs to arrays; a PyData has its own"),
+        ((tf.data.Dataset.range(3),), {"batch_size": 2}, "`batch_size` can only be given with arrays"),
+        ((runs.PyData(), np.zeros(3)), {}, "`y` can only be given with arrays, not with a PyData"),
     ],
 )
 def test_bad_data(arguments, options, message):

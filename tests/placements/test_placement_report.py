@@ -1,11 +1,9 @@
-"""The report as data, as a table, and on the command line."""
+"""The report as data and as a table, its warnings, and the differences between two."""
 
 import json
 
 import pytest
 
-import keras_mgpu as km
-from keras_mgpu.cli.main import main
 from keras_mgpu.placements.differences import differences
 from keras_mgpu.placements.report import PlacementReport
 from keras_mgpu.placements.report_parts import (
@@ -161,33 +159,3 @@ def test_differences_between_two_runs():
     assert found["(all)", "strategy"].after == ""
     assert not [where for where, _ in found if where == "first"]
     assert differences(FULL, FULL) == []
-
-
-def test_on_the_command_line(tmp_path, capsys):
-    (tmp_path / "placement.json").write_text(FULL.to_json())
-    other = tmp_path / "other.json"
-    other.write_text(report(*FULL.layers[:1]).to_json())
-    assert main(["placement", str(tmp_path)]) == 0
-    assert "in/second" in capsys.readouterr().out
-    assert main(["placement", str(tmp_path), "--json"]) == 0
-    assert km.PlacementReport.from_json(capsys.readouterr().out) == FULL
-    assert main(["placement", str(tmp_path), str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "No differences.\n"
-    assert main(["placement", str(tmp_path), str(other)]) == 0
-    assert "in/second" in capsys.readouterr().out
-    assert main(["placement", str(tmp_path), str(other), "--json"]) == 0
-    changes = json.loads(capsys.readouterr().out)
-    assert {"where": "in/second", "what": "gone", "before": "", "after": ""} in changes
-
-
-@pytest.mark.parametrize("content", [None, "{", '{"version": 9, "warnings": []}'])
-def test_a_file_that_is_none(tmp_path, capsys, content):
-    path = tmp_path / "a.json"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(SystemExit) as caught:
-        main(["placement", str(path)])
-    assert caught.value.code == 2
-    error = capsys.readouterr().err
-    assert str(path) in error
-    assert len(error.splitlines()) == 1
