@@ -121,4 +121,4 @@ def entries_of(tensors: TensorsByKey) -> Iterator[TensorEntry]:
 
 def num_bytes_of(value: Any) -> int:
     """The size of a tensor, a variable, or a `TensorEntry`."""
-    return math.prod(value.shape) * int(tf.as_dtype(value.dtype).size)
+    return int(math.prod(value.shape) * tf.as_dtype(value.dtype).size)

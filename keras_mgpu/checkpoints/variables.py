@@ -80,4 +80,4 @@ class _Named:
 
     def key_of(self, variable: Any) -> str:
         """The key of a variable of the model, without its first part."""
-        return self._keys.get(id(variable), variable.path).removeprefix("model/")
+        return self._keys.get(id(variable), str(variable.path)).removeprefix("model/")

@@ -85,8 +85,8 @@ def ops_of(graphs: Any) -> Iterator[ExecutedOp]:
                 name = _NUMBERED.sub(r"/\1/", name)
             if node.op not in _PASSIVE:
                 before = traced.get(name, _TracedOp(node, ""))
-                kind = original_type(node, before.node)
-                yield ExecutedOp(name, kind, before.node, before.asked, node.device)
+                op = original_type(node, before.node)
+                yield ExecutedOp(name, op, before.node, before.asked, node.device)
             if node.op in CALLS:
                 yield from _ops_of_call(name, node, node.device, bodies, traced, seen)
 
@@ -146,8 +146,8 @@ def _ops_of_call(
             wanted = before.asked or node.device
             got = device if is_compiled else _placed(node, wanted or device, device)
             if node.op not in _PASSIVE:
-                kind = original_type(node, before.node)
-                yield ExecutedOp(inner, kind, before.node, wanted, got)
+                op = original_type(node, before.node)
+                yield ExecutedOp(inner, op, before.node, wanted, got)
             if node.op in CALLS:
                 yield from _ops_of_call(inner, node, got, bodies, traced, seen)
 
@@ -159,10 +159,10 @@ def _inside(call: str, attribute: str) -> str:
 
 def _placed(node: Any, wanted: str, default: str) -> str:
     """Where TensorFlow's placer puts an op of a function that runs on the device `default`."""
-    there = [each.name for each in tf.config.list_logical_devices()]
-    exact = [each for each in there if satisfies(each, wanted)]
-    processors = [each for each in there if kind_of(each) == "CPU"]
-    for device in [*exact, default, *processors]:
+    names = [str(each.name) for each in tf.config.list_logical_devices()]
+    exact = [name for name in names if satisfies(name, wanted)]
+    cpus = [name for name in names if kind_of(name) == "CPU"]
+    for device in [*exact, default, *cpus]:
         if can_run(node, kind_of(device)):
             return device
     return default

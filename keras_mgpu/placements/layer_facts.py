@@ -124,7 +124,7 @@ def _spec_bytes(spec: keras.KerasTensor) -> int | None:
     sizes = tuple(spec.shape[1:])
     if None in sizes:
         return None
-    return math.prod(sizes) * int(tf.as_dtype(spec.dtype).size)
+    return int(math.prod(sizes) * tf.as_dtype(spec.dtype).size)
 
 
 def _inputs(model: Any, scopes: LayerScopes) -> dict[int, tuple[str, ...]]:
