@@ -13,7 +13,7 @@ FILE_NAME = "run.lock"
 
 
 class RunLock:
-    """A lock that the operating system releases when the process ends, in whatever way.
+    """A lock that the operating system releases when the process ends, even if it is killed.
 
     It belongs to the process, so training again in the same process is possible. It does nothing
     on file systems without such locks, such as object stores.

@@ -1,6 +1,6 @@
 """When to save: after epochs, batches or seconds, or as often as a time budget allows.
 
-A timing decides by what has passed since the last save. It has no state of its own.
+A timing decides by what has passed since the last save. It has no state.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ def percent(part: float, whole: float) -> str:
 
 
 def uneven_memory(devices: Sequence[DeviceTotal]) -> list[str]:
-    """Devices that hold far more than others. A CPU beside GPUs is not meant to hold a share."""
+    """Devices that hold far more than others. With GPUs, the CPU is left out."""
     used = [each for each in devices if "GPU" in each.device]
     used = used or [each for each in devices if each.num_bytes]
     total = sum(each.num_bytes for each in used)

@@ -244,11 +244,11 @@ def test_a_fit_that_raised_is_tried_again_while_it_is_still_being_saved(
     whole = train(km.DistributedCheckpoint(tmp_path / "whole", **options), runs.make_model())
     runs.fresh()
     monkeypatch.setattr(saver, "write_part", write_late)
-    monkeypatch.setattr(distributed_checkpoint, "finish_earlier_save", finish_earlier_save)
     model = runs.make_model()
     checkpoint = km.DistributedCheckpoint(tmp_path / "parts", **options)
     assert train(checkpoint, model, interrupt_after=3) is None
     assert entries(tmp_path / "parts") == []
+    monkeypatch.setattr(distributed_checkpoint, "finish_earlier_save", finish_earlier_save)
     if not is_same_callback:
         checkpoint = km.DistributedCheckpoint(tmp_path / "parts", **options)
     runs.assert_same(whole, train(checkpoint, model))

@@ -70,7 +70,7 @@ def batch(number):
 
 
 def topologies(strategy, directory):
-    """Writes a checkpoint, then reads those of all others; tells the first worker's values."""
+    """Writes a checkpoint, then reads those of all others, and stores the values."""
     with strategy.scope():
         model = make_model()
         model.optimizer.build(model.trainable_variables)
@@ -139,7 +139,7 @@ def die(strategy, directory):
 
 
 def placement(strategy, directory):
-    """Tells where its layers run."""
+    """Reports where its layers run."""
     with strategy.scope():
         model = make_model()
         model.optimizer.build(model.trainable_variables)
@@ -175,7 +175,7 @@ def metrics(strategy, directory):
 
 
 def different(strategy, directory):
-    """Worker 1 has another activation, which no shape tells."""
+    """Worker 1 has another activation, which does not change any shape."""
     km.enable_multi_worker_fit()
     is_other = strategy.cluster_resolver.task_id == 1
     with strategy.scope():
