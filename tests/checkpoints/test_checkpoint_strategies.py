@@ -29,7 +29,7 @@ def test_an_interrupted_fit(tmp_path, devices, name):
             model = make_model()
         checkpoint = km.DistributedCheckpoint(directory, save_freq=1)
         data = runs.make_data()
-        return runs.train(model, data, checkpoint, interrupt_after=interrupt_after)
+        return runs.train(model, data, checkpoint, epochs=2, interrupt_after=interrupt_after)
 
     whole = one(tmp_path / "whole")
     assert one(tmp_path / "parts", interrupt_after=6) is None
@@ -50,7 +50,7 @@ def test_statistics_of_each_replica(tmp_path, devices):
         data = km.resumable(x, x[:, :3] / 256, batch_size=8, shuffle=False)
         options = {"validation_data": (x, x[:, :3]), "interrupt_after": interrupt_after}
         checkpoint = km.DistributedCheckpoint(directory, save_freq=1)
-        return runs.train(model, data, checkpoint, **options)
+        return runs.train(model, data, checkpoint, epochs=2, **options)
 
     whole = one(tmp_path / "whole")
     assert one(tmp_path / "parts", interrupt_after=6) is None
