@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from keras_mgpu.callbacks.device_placement_logger import DevicePlacementLogger
     from keras_mgpu.callbacks.distributed_checkpoint import DistributedCheckpoint
     from keras_mgpu.callbacks.gpu_metrics import GPUMetrics
-    from keras_mgpu.checkpoints.api import (
+    from keras_mgpu.checkpoints.custom_loops import (
         latest_checkpoint,
         restore_checkpoint,
         save_checkpoint,
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from keras_mgpu.pipeline.pipeline_split import PipelineSplit
     from keras_mgpu.pipeline.planning import plan
     from keras_mgpu.pipeline.verify import VerifyReport
-    from keras_mgpu.placements.api import assert_placement, placement
+    from keras_mgpu.placements.assertion import assert_placement
+    from keras_mgpu.placements.inspection import placement
     from keras_mgpu.placements.report import PlacementReport
     from keras_mgpu.system.devices import logical_devices, pick_devices
     from keras_mgpu.system.multi_worker_fit import enable_multi_worker_fit
@@ -63,17 +64,17 @@ _HOMES = {
     "Schedule": "blueprint.schedule",
     "Timeline": "blueprint.timeline",
     "VerifyReport": "pipeline.verify",
-    "assert_placement": "placements.api",
+    "assert_placement": "placements.assertion",
     "enable_multi_worker_fit": "system.multi_worker_fit",
-    "latest_checkpoint": "checkpoints.api",
+    "latest_checkpoint": "checkpoints.custom_loops",
     "logical_devices": "system.devices",
     "pick_devices": "system.devices",
-    "placement": "placements.api",
+    "placement": "placements.inspection",
     "plan": "pipeline.planning",
     "replay": "blueprint.timeline",
-    "restore_checkpoint": "checkpoints.api",
+    "restore_checkpoint": "checkpoints.custom_loops",
     "resumable": "checkpoints.resumable",
-    "save_checkpoint": "checkpoints.api",
+    "save_checkpoint": "checkpoints.custom_loops",
 }
 
 

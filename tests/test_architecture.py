@@ -75,6 +75,8 @@ PURE = {
     "placements.differences",
     "placements.folding",
     "placements.report",
+    "placements.report_parts",
+    "placements.report_warnings",
     "version",
 }
 

@@ -362,7 +362,7 @@ def test_two_workers_with_different_models(tmp_path):
     processes = cluster.start(["worker"] * 2, "worker.py", "different", tmp_path)
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     assert processes[0].returncode != 0
-    assert "worker 1 trains another model than worker 0" in outputs[0]
+    assert "worker 1 trains a different model than worker 0" in outputs[0]
     assert processes[1].returncode != 0
 
 

@@ -71,7 +71,7 @@ def measure(options: dict[str, Any], looks: bool, quick: bool) -> dict[str, floa
     import numpy as np
 
     import keras_mgpu as km
-    from keras_mgpu.placements import executed_graph
+    from keras_mgpu.internals import tf_graph_collection
 
     devices = km.logical_devices(2)
     make = getattr(keras.applications, "MobileNetV2" if quick else options["name"])
@@ -81,7 +81,7 @@ def measure(options: dict[str, Any], looks: bool, quick: bool) -> dict[str, floa
     model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
     logger = km.DevicePlacementLogger(verbose=0)
     taken = {"export": 0.0}
-    collecting = executed_graph.collecting
+    collecting = tf_graph_collection.collecting
 
     @contextlib.contextmanager
     def timed() -> Any:
@@ -91,7 +91,7 @@ def measure(options: dict[str, Any], looks: bool, quick: bool) -> dict[str, floa
             stack.close()
             taken["export"] = time.perf_counter() - start
 
-    executed_graph.collecting = timed
+    tf_graph_collection.collecting = timed
     times: list[float] = []
 
     class Clock(keras.callbacks.Callback):

@@ -1,4 +1,4 @@
-"""The callback that tells where a model's layers run."""
+"""The callback that reports where a model's layers run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from keras_mgpu.internals.keras_training import (
     training_call,
 )
 from keras_mgpu.placements import tensorboard
-from keras_mgpu.placements.observing import collected, explaining, report_of
+from keras_mgpu.placements.observation import collected_graphs, explained_errors, report_of
 from keras_mgpu.placements.report import FILE_NAME, PlacementReport
 from keras_mgpu.placements.table import renderables
 from keras_mgpu.system import files, terminal
@@ -24,11 +24,11 @@ from keras_mgpu.system.files import check_directory, make_directory
 
 
 class DevicePlacementLogger(keras.callbacks.Callback):
-    """Tells once, after the first batch, which device each layer asked for and which it got.
+    """Reports after the first batch which device each layer asked for and which it got.
 
-    The devices are those of the graph that was run, under any strategy, split or not. It also
-    tells what each device holds, what crosses from device to device, and which ops TensorFlow
-    moved and why. Nothing is traced for it, and nothing is done after the first batch.
+    Devices are read from the graph that was run, with or without a strategy, split or not. The
+    report also shows what each device holds, what devices send to one another, and which ops
+    TensorFlow moved and why. Nothing is traced for it, and nothing happens after the first batch.
 
     Example:
 
@@ -37,11 +37,11 @@ class DevicePlacementLogger(keras.callbacks.Callback):
     ```
 
     Args:
-        log_dir: Where to write `placement.json`, and for TensorBoard a graph of the layers
-            coloured by device, and the table as text. Defaults to nowhere.
+        log_dir: Directory for `placement.json` and for TensorBoard, which shows a graph of the
+            layers colored by device, and the table. Defaults to `None`: nothing is written.
         verbose: 1 prints the table, 0 does not. Defaults to 1.
-        step: The `tf.function` of a custom loop. It tells how many bytes cross between devices;
-            `fit`'s is found without.
+        step: The `tf.function` of a custom training loop, from which the sizes of tensors are
+            known. Not needed with `fit`.
     """
 
     def __init__(self, log_dir: Any = None, verbose: int = 1, step: Any = None) -> None:
@@ -76,7 +76,7 @@ class DevicePlacementLogger(keras.callbacks.Callback):
             self._watch(self.model.train_function)
         else:
             self._collection = contextlib.ExitStack()
-            self._graphs = self._collection.enter_context(collected(function))
+            self._graphs = self._collection.enter_context(collected_graphs(function))
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._stop_collecting()
@@ -86,7 +86,7 @@ class DevicePlacementLogger(keras.callbacks.Callback):
         num_samples = num_samples_counted(self.model)[0] - self._num_before
         num_samples //= batch - self._first_of_call + 1
         graphs, self._graphs = self._graphs, []
-        report = report_of(self.model, graphs, function, num_samples or self._samples_a_replica())
+        report = report_of(self.model, graphs, function, num_samples or self._samples_per_replica())
         self._reported, self.report = function, report
         self._show(report)
 
@@ -96,18 +96,18 @@ class DevicePlacementLogger(keras.callbacks.Callback):
     def _function(self) -> Any:
         return self._step if self._step is not None else self.model.train_function
 
-    def _samples_a_replica(self) -> int | None:
+    def _samples_per_replica(self) -> int | None:
         if self._batch_size is None:
             return None
         return int(-(-self._batch_size // self.model.distribute_strategy.num_replicas_in_sync))
 
     def _watch(self, function: Any) -> None:
-        """For this one batch, `fit` runs its function in a frame that collects and explains."""
+        """Wraps the function that `fit` calls, for one batch, to collect its graphs."""
         model = self.model
 
         def run(data: Any) -> Any:
             model.train_function = function
-            with collected(function) as self._graphs, explaining(model, function):
+            with collected_graphs(function) as self._graphs, explained_errors(model, function):
                 return function(data)
 
         model.train_function = run

@@ -13,7 +13,7 @@ from keras_mgpu.callbacks.run_progress import RunProgress
 from keras_mgpu.checkpoints.callback_state import Neighbours
 from keras_mgpu.checkpoints.data_position import DataPosition
 from keras_mgpu.checkpoints.parts import Snapshot
-from keras_mgpu.checkpoints.resumable import ResumableDataset
+from keras_mgpu.checkpoints.resumable_dataset import ResumableDataset
 from keras_mgpu.checkpoints.resuming import ResumePoint, resume
 from keras_mgpu.checkpoints.retention import make_retention
 from keras_mgpu.checkpoints.run_lock import RunLock

@@ -1,1 +1,1 @@
-"""Checkpoints: when to save, what to keep, how they lie on disk, and how they are read back."""
+"""Checkpoints: when to save, what to keep, and how they are written and read."""

@@ -1,13 +1,15 @@
 """TensorFlow's tensor bundle, the file format of the tensors.
 
-It is written without Python's lock being held and has a checksum for each tensor, and
+TensorFlow writes it without holding Python's lock, and with a checksum for each tensor.
 `tf.train.load_checkpoint` reads it without this package.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import tensorflow as tf
 
@@ -19,7 +21,7 @@ TensorsByKey = Mapping[str, tf.Tensor]
 
 
 def shards(tensors: TensorsByKey) -> Iterator[dict[str, tf.Tensor]]:
-    """Cuts tensors into groups small enough that one can be written while one is checked."""
+    """Divides tensors into groups, so that one can be written while another is checked."""
     group: dict[str, tf.Tensor] = {}
     num_bytes = 0
     for key, tensor in tensors.items():
@@ -53,7 +55,7 @@ def index_file(prefix: str) -> str:
 
 
 def merge(prefixes: Sequence[str], destination: str) -> None:
-    """Makes one bundle of several. Data files are renamed in the order given, not copied."""
+    """Merges bundles into one. Data files are renamed in the given order, not copied."""
     with tf.device("/CPU:0"):
         tf.raw_ops.MergeV2Checkpoints(
             checkpoint_prefixes=list(prefixes),
@@ -67,19 +69,19 @@ def read(
     entries: Sequence[TensorEntry],
     progress: Callable[[int], None] = lambda num_bytes: None,
 ) -> dict[str, tf.Tensor]:
-    """Reads tensors to host memory, several at a time; every checksum is checked.
+    """Reads tensors to host memory, several at a time, and checks their checksums.
 
-    `progress` is told the size of each tensor that was read.
+    `progress` is called with the size of each tensor that was read.
 
     Raises:
         tf.errors.OpError: If a tensor is damaged or cannot be read.
     """
     groups: list[list[TensorEntry]] = [[] for _ in range(READERS)]
     loads = [0] * READERS
-    for entry in sorted(entries, key=num_bytes_saved, reverse=True):
+    for entry in sorted(entries, key=num_bytes_of, reverse=True):
         lightest = loads.index(min(loads))
         groups[lightest].append(entry)
-        loads[lightest] += num_bytes_saved(entry)
+        loads[lightest] += num_bytes_of(entry)
     with ThreadPoolExecutor(READERS) as pool:
         found = list(pool.map(lambda group: _read_group(prefix, group, progress), groups))
     return {key: tensor for group in found for key, tensor in group.items()}
@@ -97,7 +99,7 @@ def _read_group(
                 shape_and_slices=[""],
                 dtypes=[tf.as_dtype(entry.dtype)],
             )
-        progress(num_bytes_saved(entry))
+        progress(num_bytes_of(entry))
     return found
 
 
@@ -112,12 +114,11 @@ def unreadable(prefix: str, entries: Sequence[TensorEntry]) -> list[str]:
     return found
 
 
-def num_bytes_of(tensor: tf.Tensor) -> int:
-    return int(tensor.shape.num_elements() * tensor.dtype.size)
+def entries_of(tensors: TensorsByKey) -> Iterator[TensorEntry]:
+    for key, tensor in tensors.items():
+        yield TensorEntry(key, tuple(tensor.shape.as_list()), tensor.dtype.name)
 
 
-def num_bytes_saved(entry: TensorEntry) -> int:
-    count = tf.as_dtype(entry.dtype).size
-    for size in entry.shape:
-        count *= size
-    return count
+def num_bytes_of(value: Any) -> int:
+    """The size of a tensor, a variable, or a `TensorEntry`."""
+    return int(math.prod(value.shape) * tf.as_dtype(value.dtype).size)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from keras_mgpu.checkpoints.resumable import Position, ResumableDataset
+from keras_mgpu.checkpoints.resumable_dataset import Position, ResumableDataset
 
 NOT_RESUMABLE = (
     "it does not know its position. To continue at the exact batch, pass `fit` "

@@ -1,4 +1,4 @@
-"""A checkpoint as a plain Keras file, without the program that trained it."""
+"""Exports a checkpoint as a plain Keras file."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def export(entry: Entry, path: str) -> None:
     """Writes the model of a checkpoint, with its optimizer's state, to a `.keras` file.
 
     Raises:
-        ValueError: If the model needs code of the user's own, or the checkpoint is damaged.
+        ValueError: If the model needs custom code, or the checkpoint is damaged.
     """
     if not path.endswith(".keras"):
-        raise ValueError(f"The file's name must end with .keras. Received: {path!r}")
+        raise ValueError(f"The file name must end with .keras. Received: {path!r}")
     try:
         if not has_model(read_manifest(entry.path)):
             raise ValueError(
-                "The model could not be written down when it was saved, so it cannot be exported. "
-                "Build it in Python, then `keras_mgpu.restore_checkpoint(directory, model)` and "
+                "The checkpoint does not contain the model's configuration. In Python, build the "
+                "model, then call `keras_mgpu.restore_checkpoint(directory, model)` and "
                 "`model.save(...)`."
             )
         model = _model(entry)
@@ -46,7 +46,7 @@ def _model(entry: Entry) -> keras.Model:
     except (TypeError, ValueError, NotImplementedError) as error:
         why = str(error)[:200]
         raise ValueError(
-            f"The model needs code that is not here ({why}). In Python, with that code at hand: "
-            "`keras_mgpu.restore_checkpoint(directory, model)`, then `model.save(...)`."
+            f"The model needs custom code ({why}). In Python, build the model, then call "
+            "`keras_mgpu.restore_checkpoint(directory, model)` and `model.save(...)`."
         ) from error
     return model

@@ -1,7 +1,6 @@
-"""What a checkpoint says of itself: one JSON file that names everything else in its folder.
+"""The manifest of a checkpoint: a JSON file that lists all other files in its folder.
 
-The manifest carries the checksum of every other file, and one of its own. Reading it needs nothing
-but Python, so that a checkpoint can be looked at where no TensorFlow is.
+It holds the checksum of every other file, and one of its own. Reading it does not need TensorFlow.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ FILE_NAME = "manifest.json"
 
 
 class DamagedError(ValueError):
-    """A file of a checkpoint is not what was written."""
+    """A file of a checkpoint is missing or has changed."""
 
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file of the checkpoint, by its name in the folder."""
+    """A file of the checkpoint, by name."""
 
     name: str
     num_bytes: int
@@ -40,20 +39,20 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything a checkpoint says of itself.
+    """Describes a checkpoint.
 
     Args:
         step: Training steps taken when it was saved.
-        epoch: The epoch that was running or, if `batch` is 0, is to begin.
+        epoch: The epoch that was running or, if `batch` is 0, the next one.
         batch: Batches of that epoch that were trained.
-        values: The logs that came with it, such as `{"val_loss": 0.3}`.
-        created: When it was saved, in UTC. For people: nothing is ordered by it.
-        topology: Strategy, workers and devices that wrote it. Also for people.
+        values: The logs saved with it, such as `{"val_loss": 0.3}`.
+        created: When it was saved, in UTC. Only for information.
+        topology: Strategy, workers and devices that wrote it. Only for information.
         plan: The `PartitionPlan` as JSON, if a `PipelineSplit` wrote it.
         schedule: Its `Schedule` as JSON.
-        tensors: What the bundle holds.
-        files: Every other file of the folder that belongs to the checkpoint.
-        version: Of this format.
+        tensors: The tensors in the bundle.
+        files: All other files of the checkpoint.
+        version: Version of this format.
     """
 
     step: int
@@ -70,7 +69,7 @@ class Manifest:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all files that the manifest names."""
+        """Size of all files in the manifest."""
         return sum(file.num_bytes for file in self.files)
 
     def to_json(self) -> str:
@@ -79,24 +78,24 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
-        """Reads a manifest, and refuses one that is damaged, newer, or points out of its folder.
+        """Reads a manifest. Refuses one that is damaged, newer, or names files elsewhere.
 
         Raises:
-            DamagedError: If the text is not what was written.
-            ValueError: If the manifest is intact, but must not be followed.
+            DamagedError: If the text has changed.
+            ValueError: If the manifest is intact, but not accepted.
         """
         try:
             outer = json.loads(text)
             fields, checksum = outer["manifest"], outer["crc32"]
         except (KeyError, TypeError, ValueError) as error:
-            raise DamagedError(f"{FILE_NAME} is no manifest of a checkpoint ({error})") from error
+            raise DamagedError(f"{FILE_NAME} is not a checkpoint manifest ({error})") from error
         if not isinstance(fields, dict) or _checksum(fields) != checksum:
             raise DamagedError(f"{FILE_NAME}: checksum does not match")
         if fields["version"] > VERSION:
             raise ValueError(
-                f"The checkpoint was written by a newer keras_mgpu: its format has version "
-                f"{fields['version']}, this one reads versions up to {VERSION}. Update the "
-                "package: `pip install --upgrade keras-mgpu`."
+                f"The checkpoint was written by a newer keras_mgpu. Its format has version "
+                f"{fields['version']}, and this package reads versions up to {VERSION}. Upgrade "
+                "the package: `pip install --upgrade keras-mgpu`."
             )
         try:
             fields["tensors"] = tuple(
@@ -106,7 +105,7 @@ class Manifest:
             fields["files"] = tuple(FileEntry(**each) for each in fields["files"])
             manifest = cls(**fields)
         except (KeyError, TypeError) as error:
-            raise DamagedError(f"{FILE_NAME} lacks what a manifest has ({error})") from error
+            raise DamagedError(f"{FILE_NAME} lacks a field ({error})") from error
         for file in manifest.files:
             _check_stays_inside(file.name)
         return manifest
@@ -116,8 +115,8 @@ def _check_stays_inside(name: str) -> None:
     parts = name.replace("\\", "/").split("/")
     if not name or len(parts) > 1 or name in (".", "..") or ":" in name or "\0" in name:
         raise ValueError(
-            "A manifest may only name files of its own folder; this one is not followed. "
-            f"Received: file name {name!r}"
+            "The manifest of a checkpoint may only name files of its own folder. "
+            f"Received: name={name!r}"
         )
 
 

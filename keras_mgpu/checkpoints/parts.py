@@ -1,4 +1,4 @@
-"""A snapshot on its way to disk: each worker's part of it, and how parts become one checkpoint."""
+"""Writes each worker's part of a snapshot, and joins the parts to one checkpoint."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ import tensorflow as tf
 from keras_mgpu.checkpoints import bundle
 from keras_mgpu.checkpoints import store as stores
 from keras_mgpu.checkpoints.manifest import FileEntry, Manifest, TensorEntry
-from keras_mgpu.checkpoints.variables import entries_of
 from keras_mgpu.system import files
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A moment of training, in host memory.
+    """The state of a run at one point in time, in host memory.
 
     Args:
         manifest: What is known before anything is written.
         parts: For each device, the tensors that this worker writes.
-        state: What is no tensor.
-        own_state: What of it belongs to this worker alone.
-        model: The model as Keras writes it down, or `None` if it cannot be.
+        state: What is not a tensor.
+        own_state: The part of it that belongs to this worker only.
+        model: The model's configuration as JSON; `None` if it cannot be serialized.
     """
 
     manifest: Manifest
@@ -40,16 +39,16 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Part:
-    """What one worker has written into a folder.
+    """What one worker has written to a folder.
 
     Args:
         worker: Its number.
-        token: The attempt it belongs to.
+        token: Token of the attempt it belongs to.
         prefixes: Its bundles, in order.
         files: Their data files.
-        tensors: What is in them.
-        state: What belongs to this worker alone.
-        model: A checksum of the model it trains; 0 if that is not known.
+        tensors: The tensors in them.
+        state: State that belongs to this worker only.
+        model: A checksum of the model it trains; 0 if not known.
     """
 
     worker: int
@@ -78,9 +77,9 @@ class Part:
 
 
 def write_part(staging: str, worker: int, snapshot: Snapshot, token: str) -> Part:
-    """Writes this worker's tensors, and a file that says so.
+    """Writes this worker's tensors, and a file that describes them.
 
-    One thread for each device writes; others bring to disk and check what has been written.
+    One thread per device writes. Other threads sync and check what has been written.
     """
     groups = [
         (f"part-{worker}-{number}", group)
@@ -103,7 +102,7 @@ def write_part(staging: str, worker: int, snapshot: Snapshot, token: str) -> Par
         token,
         tuple(prefix for prefix, _ in groups),
         entries,
-        tuple(entry for _, group in groups for entry in entries_of(group)),
+        tuple(entry for _, group in groups for entry in bundle.entries_of(group)),
         snapshot.own_state,
         _model_checksum(snapshot.model),
     )
@@ -116,7 +115,7 @@ def write_part(staging: str, worker: int, snapshot: Snapshot, token: str) -> Par
 
 
 def complete(staging: str, snapshot: Snapshot, parts: list[Part]) -> Manifest:
-    """Makes one bundle of all parts and writes the files beside it; returns the manifest.
+    """Merges the bundles of all parts and writes the other files; returns the manifest.
 
     Raises:
         DifferentModels: If workers do not train the same model.
@@ -146,22 +145,23 @@ def complete(staging: str, snapshot: Snapshot, parts: list[Part]) -> Manifest:
 
 
 class DifferentModels(Exception):
-    """Of two workers that train together, one has another model."""
+    """Workers that train together have different models."""
 
     def __init__(self, worker: int) -> None:
         super().__init__(
-            f"worker {worker} trains another model than worker 0. Their variables have the same "
-            "shapes, so TensorFlow sums their gradients all the same; give all workers one model"
+            f"worker {worker} trains a different model than worker 0. TensorFlow sums their "
+            "gradients anyway, because their variables have the same shapes. Give every worker "
+            "the same model"
         )
 
 
 def _model_checksum(model: str | None) -> int:
-    """Numbers at the end of names are left out: they depend on what else a process has made."""
+    """Ignores numbers at the end of names, which depend on what else a process has created."""
     return 0 if model is None else zlib.crc32(re.sub(r'_\d+"', '"', model).encode())
 
 
 def _finish_file(folder: str, name: str) -> FileEntry:
-    """Returns when a file is on disk; reads it back for its checksum."""
+    """Computes the checksum of a file, and waits until it is on disk."""
     path = files.join(folder, name)
     crc32 = files.checksum(path)
     files.sync(path)

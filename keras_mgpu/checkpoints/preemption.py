@@ -1,4 +1,4 @@
-"""SIGTERM as a request: save, then stop. A second one stops at once."""
+"""Handles SIGTERM: save, then stop. A second SIGTERM stops immediately."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FILE_NAME = "stop.step"
 
 
 class Preempted(SystemExit):
-    """Raised in the training thread once the checkpoint is saved; ends the program with 143."""
+    """Raised in the training thread after saving; ends the program with exit code 143."""
 
     def __init__(self, message: str) -> None:
         super().__init__(128 + signal.SIGTERM)
@@ -25,15 +25,15 @@ class Preempted(SystemExit):
 
 
 class StopRequest:
-    """Knows whether a run was asked to end, and after which step it does.
+    """Knows whether a run was asked to stop, and after which step.
 
-    Of several workers, all must stop after the same step. The one that is asked writes down the
-    next step before it takes it. As no worker can finish that step without the others, all of
-    them read it by then.
+    All workers must stop after the same step. The worker that receives the signal writes the number
+    of the next step to a file before it takes that step. No worker can finish the step without the
+    others, so all of them read the file in time.
 
     Args:
-        directory: Where workers leave word for one another.
-        workers: Who trains together.
+        directory: Where workers exchange this file.
+        workers: The workers that train together.
     """
 
     def __init__(self, directory: str, workers: Workers) -> None:
@@ -42,20 +42,20 @@ class StopRequest:
         self._signal = _Sigterm()
 
     def listen(self, trainer: types.CodeType | None) -> None:
-        """Takes signals as requests as long as `trainer` runs.
+        """Handles signals while `trainer` runs.
 
-        Signals reach the main thread only; in any other, nothing is changed.
+        Only the main thread can do so. In other threads, this does nothing.
         """
         if self._workers.is_first:
             files.remove(self._path)
         self._signal.listen(trainer)
 
     def stop_listening(self) -> None:
-        """Puts the previous handler back; hands on to it what came too late to be seen."""
+        """Restores the previous handler, and passes on a signal that came too late."""
         self._signal.stop_listening()
 
     def is_due(self, step: int) -> bool:
-        """Whether to save and stop, now that `step` steps are done."""
+        """Whether to save and stop after `step` steps."""
         if self._workers.count == 1:
             return self._signal.came
         if files.gfile.exists(self._path):
@@ -65,7 +65,7 @@ class StopRequest:
         return False
 
     def answered(self) -> None:
-        """The request was followed."""
+        """Marks the request as done."""
         self._signal.came = False
 
 
@@ -93,7 +93,7 @@ class _Sigterm:
             signal.raise_signal(signal.SIGTERM)
 
     def _receive(self, number: int, frame: types.FrameType | None) -> None:
-        # An error may have ended training without a word to any callback.
+        # An error may have ended training without notice to any callback.
         is_first = not self.came and self._is_running(frame)
         self.came = True
         if not is_first:

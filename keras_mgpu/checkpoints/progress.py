@@ -1,4 +1,4 @@
-"""Progress of reading, shown when it takes long enough for people to wonder."""
+"""The progress of reading a checkpoint, shown if it takes more than a few seconds."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ LOG_SECONDS = 10.0
 
 @contextmanager
 def progress_of(what: str, num_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Yields a function to call with the bytes that were read.
+    """Yields a function to call with the number of bytes read.
 
-    After two seconds a bar appears in a terminal; elsewhere a line is logged every ten.
+    A terminal shows a progress bar after two seconds. Otherwise a line is logged every ten seconds.
     """
     show = _Bar(what, num_bytes) if sys.stderr.isatty() else _Lines(what, num_bytes)
     try:
@@ -42,7 +42,7 @@ class _Lines:
                 logger.info("%s: %.0f %%", self._what, percent)
 
     def close(self) -> None:
-        """Lines need no end."""
+        """Does nothing: lines need no end."""
 
 
 class _Bar:

@@ -1,4 +1,4 @@
-"""What to keep: which of the checkpoints on disk may go. Plain data in, plain data out."""
+"""Decides which checkpoints to keep. Plain data in, plain data out."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ HIGHER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint as far as retention cares.
+    """What retention needs to know about a checkpoint.
 
     Args:
-        name: Its folder. Names sort in the order of saving.
+        name: Name of its folder. Names sort in the order of saving.
         step: Training steps taken when it was saved.
-        value: The monitored value, or `None` if there was none.
+        value: The monitored value; `None` without one.
     """
 
     name: str
@@ -26,13 +26,13 @@ class Saved:
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints stay: those that any of its rules wants.
+    """Which checkpoints to keep: those that match any of these rules.
 
     Args:
-        last: The newest ones, at least 1.
-        best: Those with the best values.
+        last: Number of newest checkpoints to keep, at least 1.
+        best: Number of checkpoints with the best values to keep.
         mode: `"min"` or `"max"`: which values are better.
-        every: One for each so many steps, for ever: the first that was saved in them.
+        every: Keep one checkpoint per `every` steps forever: the first one saved in them.
     """
 
     last: int = 3
@@ -41,7 +41,7 @@ class Retention:
     every: int | None = None
 
     def kept(self, saved: Sequence[Saved]) -> set[str]:
-        """The names that stay."""
+        """The names of the checkpoints to keep."""
         in_order = sorted(saved, key=lambda each: each.name)
         return {
             each.name
@@ -55,7 +55,7 @@ class Retention:
             for each in in_order
             if each.value is not None and not math.isnan(each.value)
         ]
-        rated.sort(key=lambda pair: pair[0])  # Of equal ones, the earlier saved.
+        rated.sort(key=lambda pair: pair[0])  # The sort is stable: the earlier of equal ones wins.
         return [each for _, each in rated[: self.best]]
 
     def _every(self, in_order: Sequence[Saved]) -> list[Saved]:
@@ -64,12 +64,12 @@ class Retention:
         firsts: dict[int, Saved] = {}
         for each in in_order:
             firsts.setdefault(each.step // self.every, each)
-        firsts.pop(0, None)  # Before the first `every` steps there is nothing to keep for ever.
+        firsts.pop(0, None)  # Nothing before the first `every` steps is kept forever.
         return list(firsts.values())
 
 
 def resolve_mode(mode: str, monitor: str | None) -> str:
-    """`"auto"` to `"max"` for what is known to be better the higher it is, else to `"min"`."""
+    """Resolves `"auto"` to `"max"` if higher values of `monitor` are better, else to `"min"`."""
     if mode not in ("auto", "min", "max"):
         raise ValueError(f'`mode` must be "auto", "min" or "max". Received: mode={mode!r}')
     if mode != "auto":

@@ -1,4 +1,4 @@
-"""One run a directory: a second one that is given the same directory by mistake is told so."""
+"""Ensures that only one run saves to a directory."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ FILE_NAME = "run.lock"
 
 
 class RunLock:
-    """A lock that the operating system drops when the process ends, however it ends.
+    """A lock that the operating system releases when the process ends, even if it is killed.
 
-    It belongs to the process: training again in the same one finds it open. File systems of other
-    machines that are not mounted have no such locks; there it does nothing.
+    It belongs to the process, so training again in the same process is possible. It does nothing
+    on file systems without such locks, such as object stores.
     """
 
     def __init__(self, directory: str) -> None:
@@ -40,7 +40,7 @@ class RunLock:
             os.close(descriptor)
             raise RuntimeError(
                 f"Another run saves its checkpoints in {self._directory} ({holder.strip()}). "
-                "Two runs would delete each other's: give each run a directory of its own."
+                "Two runs would delete each other's checkpoints. Give each run its own directory."
             ) from error
         os.ftruncate(descriptor, 0)
         os.write(descriptor, json.dumps(_whoami()).encode())

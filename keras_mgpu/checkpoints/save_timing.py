@@ -1,6 +1,6 @@
-"""When to save: after epochs, batches, seconds, or as often as a share of the time allows.
+"""When to save: after epochs, batches or seconds, or as often as a time budget allows.
 
-A timing looks at what has passed since the last save; it keeps nothing itself.
+A timing decides by what has passed since the last save. It has no state.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ class Passed:
 
     Args:
         batches: Batches trained.
-        seconds: Time, by a clock that nobody sets back.
-        stall: Seconds that training waited for the last save, or `None` before the first.
+        seconds: Time that has passed, by a monotonic clock.
+        stall: Seconds that training waited for the last save; `None` before the first one.
         epoch_ended: Whether an epoch has just ended.
     """
 
@@ -42,7 +42,7 @@ class EveryEpoch:
 
 @dataclass(frozen=True)
 class EveryBatches:
-    """After every so many batches, counted across epochs."""
+    """After a number of batches, counted across epochs."""
 
     batches: int
 
@@ -52,7 +52,7 @@ class EveryBatches:
 
 @dataclass(frozen=True)
 class EverySeconds:
-    """After every so many seconds, at the end of a batch."""
+    """After a number of seconds, at the end of a batch."""
 
     seconds: float
 
@@ -62,13 +62,13 @@ class EverySeconds:
 
 @dataclass(frozen=True)
 class LimitedOverhead:
-    """As often as the stall of a save stays within a share of the training time.
+    """As often as possible while saving takes at most a share of the training time.
 
-    The first batch is followed by a save, which shows what one costs.
+    The first save is after the first batch, to measure what it costs.
 
     Args:
-        share: Such as 0.01.
-        seconds: However dear a save is, so much work may be lost at most.
+        share: The share of the training time, such as 0.01.
+        seconds: Save at least this often, even if it takes a larger share.
     """
 
     share: float
@@ -90,16 +90,16 @@ def make_timing(
     is_count = isinstance(save_freq, int) and not isinstance(save_freq, bool)
     if not (save_freq == "epoch" or (is_count and int(save_freq) >= 1)):
         raise ValueError(
-            '`save_freq` must be "epoch" or a number of batches from 1 on. For time, give '
-            f"`seconds=` or `overhead=`. Received: save_freq={save_freq!r}"
+            '`save_freq` must be "epoch" or a positive number of batches. To save by time, use '
+            f"`seconds` or `overhead`. Received: save_freq={save_freq!r}"
         )
     if is_count and (seconds is not None or overhead is not None):
         raise ValueError(
-            "Give a number of batches or a time, not both. "
+            "Give either a number of batches or a time, not both. "
             f"Received: save_freq={save_freq!r}, seconds={seconds!r}, overhead={overhead!r}"
         )
     if seconds is not None and not seconds > 0:
-        raise ValueError(f"`seconds` must be more than 0. Received: seconds={seconds!r}")
+        raise ValueError(f"`seconds` must be positive. Received: seconds={seconds!r}")
     if overhead is not None and not 0 < overhead < 1:
         raise ValueError(
             "`overhead` must be a share of the training time between 0 and 1, such as 0.01. "

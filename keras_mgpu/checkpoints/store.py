@@ -1,23 +1,23 @@
-"""A directory of checkpoints: what is there, how one comes to be there, and how one goes.
+"""A directory of checkpoints: listing, adding and deleting them.
 
 ```
 checkpoints/
-  000007-step-700/         a checkpoint: it exists because its folder has this name
-    manifest.json          names every other file, with its checksum
-    variables.index        the tensors, as TensorFlow's bundle
+  000007-step-700/         a complete checkpoint: only complete ones have such a name
+    manifest.json          lists every other file with its checksum
+    variables.index        the tensors, in TensorFlow's bundle format
     variables.data-00000-of-00001
     state.json             position in the data, history, state of the callbacks
-    model.json             the model as Keras writes it down, to export a .keras file
-  .000008-step-800.partial/   one that is being written
-  damaged-000006-step-600/    one that was found damaged, and set aside
+    model.json             the model's Keras configuration, to export a .keras file
+  .000008-step-800.partial/   a checkpoint that is being written
+  damaged-000006-step-600/    a checkpoint that was found to be damaged
   run.lock                 held by the process that trains
 ```
 
-Where folders cannot be renamed at once, a checkpoint exists once its manifest is there: it is moved
-last.
+Where folders cannot be renamed atomically, files are moved one by one and the manifest last, so a
+checkpoint is complete when it has a manifest.
 
-The number in front counts saves. Nothing is ordered by time, which can be set back, nor by step,
-which can be reached twice.
+The first number counts saves. Checkpoints are not ordered by time, as clocks can be set back, nor
+by step, as a step can be reached twice.
 """
 
 from __future__ import annotations
@@ -59,31 +59,35 @@ class Store:
         self.directory = directory
 
     def entries(self) -> list[Entry]:
-        """All checkpoints, in the order of saving. None of them has been looked into."""
+        """All checkpoints in the order of saving. They are not checked."""
         found = []
         for name in files.names_in(self.directory):
             match = _NAME.fullmatch(name)
             path = files.join(self.directory, name)
-            # Where none of our files is, somebody's own file was left by a deleted checkpoint.
+            # A folder with other files only is what remains of a deleted checkpoint.
             ours = [each for each in files.names_in(path) if _is_ours(each)] if match else []
             if match and ours and CONDEMNED not in ours:
                 found.append(Entry(name, path, int(match[2])))
         return sorted(found, key=lambda entry: int(entry.name.split("-")[0]))
 
     def find(self, step: int) -> Entry:
-        """The newest checkpoint of a step."""
+        """The newest checkpoint of a step.
+
+        Raises:
+            ValueError: If there is none.
+        """
         entries = self.entries()
         for entry in reversed(entries):
             if entry.step == step:
                 return entry
-        there = ", ".join(str(entry.step) for entry in entries) or "none"
+        steps = ", ".join(str(entry.step) for entry in entries) or "none"
         raise ValueError(
-            f"No checkpoint of this step in {self.directory}. There are: {there}. "
+            f"{self.directory} has no checkpoint of this step. Available steps: {steps}. "
             f"Received: step={step}"
         )
 
     def staging(self, step: int) -> str:
-        """The path of the folder in which the next checkpoint is to be written."""
+        """The path of the folder to write the next checkpoint to."""
         numbers = [
             int(match[1])
             for match in map(_NAME.search, files.names_in(self.directory))
@@ -92,7 +96,7 @@ class Store:
         return files.join(self.directory, f".{max(numbers, default=0) + 1:06d}-step-{step}.partial")
 
     def stagings(self, step: int | None = None) -> list[str]:
-        """Folders that are being written, or were when something ended; the newest last."""
+        """Folders of incomplete checkpoints, the newest last."""
         ending = ".partial" if step is None else f"-step-{step}.partial"
         return [
             files.join(self.directory, name)
@@ -101,7 +105,7 @@ class Store:
         ]
 
     def commit(self, staging: str, written: Manifest) -> str:
-        """Gives a folder its final name, once all of it is on disk; returns the path."""
+        """Gives a folder its final name when all of it is on disk; returns the path."""
         files.write_text(files.join(staging, manifest.FILE_NAME), written.to_json())
         files.sync(staging)
         path = files.join(self.directory, final_name(staging))
@@ -110,16 +114,16 @@ class Store:
         return path
 
     def delete(self, entry: Entry) -> None:
-        """Deletes the files that a checkpoint's manifest names, and the folder if nothing is left.
+        """Deletes the files in a checkpoint's manifest, and the folder if it is then empty.
 
-        The manifest gets another name first: whoever finds that name goes on with deleting.
+        The manifest is renamed first, so that an interrupted deletion can be continued.
         """
         marked = files.join(entry.path, CONDEMNED)
         files.gfile.rename(files.join(entry.path, manifest.FILE_NAME), marked)
         self._finish_delete(entry.path)
 
     def set_aside(self, entry: Entry) -> str | None:
-        """Renames a damaged checkpoint; returns its new path, or `None` if that cannot be done."""
+        """Renames a damaged checkpoint; returns its new path, or `None` if that fails."""
         path = files.join(self.directory, f"damaged-{entry.name}")
         try:
             files.move_folder(entry.path, path, last=manifest.FILE_NAME)
@@ -128,11 +132,11 @@ class Store:
         return path
 
     def clean(self) -> None:
-        """Removes what a run that ended in the middle of saving or deleting has left."""
+        """Removes what was left by a run that ended while it saved or deleted."""
         for staging in self.stagings():
             moved = files.join(self.directory, final_name(staging))
             if not files.gfile.exists(files.join(moved, manifest.FILE_NAME)):
-                discard(moved)  # Where folders are moved file by file, it may be half there.
+                discard(moved)  # It may have been moved file by file, and only in part.
             discard(staging)
         for name in files.names_in(self.directory):
             path = files.join(self.directory, name)
@@ -159,7 +163,7 @@ def read_manifest(path: str) -> Manifest:
 
     Raises:
         DamagedError: If it is missing or damaged.
-        ValueError: If it must not be followed.
+        ValueError: If it is not accepted.
     """
     try:
         text = files.read_text(files.join(path, manifest.FILE_NAME))
@@ -169,12 +173,12 @@ def read_manifest(path: str) -> Manifest:
 
 
 def final_name(staging: str) -> str:
-    """The name that a staging folder gets when it is complete."""
+    """The name of a staging folder when it is complete."""
     return staging.rsplit("/", 1)[-1].removeprefix(".").removesuffix(".partial")
 
 
 def discard(staging: str) -> None:
-    """Removes our files of a folder that never became a checkpoint."""
+    """Removes our files from the folder of an incomplete checkpoint."""
     for name in files.names_in(staging):
         if _is_ours(name):
             files.remove(files.join(staging, name))
@@ -183,7 +187,7 @@ def discard(staging: str) -> None:
 
 
 def parse_path(path: str) -> Entry | None:
-    """The checkpoint whose folder `path` is, or `None` if its name is not one's."""
+    """The checkpoint at `path`; `None` if it does not have the name of one."""
     path = path.rstrip("/")
     name = path.rsplit("/", 1)[-1]
     match = _NAME.fullmatch(name)

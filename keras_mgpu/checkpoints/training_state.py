@@ -1,4 +1,4 @@
-"""A moment of training as a snapshot, and a loaded checkpoint as a moment of training."""
+"""Takes a snapshot of a training run, and restores a run from a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_mgpu.checkpoints import variables as named
+from keras_mgpu.checkpoints import host_copies
+from keras_mgpu.checkpoints.bundle import num_bytes_of
 from keras_mgpu.checkpoints.loading import Loaded
 from keras_mgpu.checkpoints.manifest import Manifest
+from keras_mgpu.checkpoints.mismatch import mismatch_of
 from keras_mgpu.checkpoints.parts import Snapshot
-from keras_mgpu.checkpoints.resumable import Position
+from keras_mgpu.checkpoints.resumable_dataset import Position
+from keras_mgpu.checkpoints.variables import metric_variables_of, replica_state_of, variables_of
 from keras_mgpu.internals.keras_optimizers import optimizers_of, steps_of
 from keras_mgpu.internals.keras_training import is_default_strategy
 from keras_mgpu.model.split_model import unsplit
@@ -27,19 +30,19 @@ logger = logging.getLogger("keras_mgpu")
 
 
 class TrainingState:
-    """The variables of a model and its optimizer, and how they get into a checkpoint and back.
+    """The variables of a model and its optimizer, to be saved and restored.
 
     Args:
-        model: The model that is trained, built.
+        model: The model. It must be built.
         optimizer: Its optimizer. Defaults to the one it was compiled with.
-        workers: Who saves together.
+        workers: The workers that save together.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, workers: Workers | None = None) -> None:
         if not unsplit(model).variables:
             raise ValueError(
-                "The model has no variables yet. Build it first, such as by "
-                f"`model.build(input_shape)`. Received: model={model}"
+                "The model has no variables yet. Build it first: `model.build(input_shape)`. "
+                f"Received: model={model}"
             )
         self._model = model
         self._optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
@@ -60,11 +63,11 @@ class TrainingState:
 
     @property
     def variables(self) -> dict[str, Any]:
-        return named.variables_of(self._model, self._optimizer)
+        return variables_of(self._model, self._optimizer)
 
     @property
     def step(self) -> int:
-        """Steps that the optimizer has taken."""
+        """Number of steps that the optimizer has taken."""
         return steps_of(self._optimizer)
 
     def snapshot(
@@ -81,26 +84,26 @@ class TrainingState:
 
         Args:
             step: Training steps taken.
-            epoch: Epoch that runs, or is to begin.
-            batch: Batches of it that were trained.
-            values: Logs that came with it.
-            state: What is no tensor.
-            place: Where this worker is in its data.
-            arrays: More to save, by key.
+            epoch: The running epoch or, if `batch` is 0, the next one.
+            batch: Batches of that epoch that were trained.
+            values: Logs to save with it.
+            state: What is not a tensor.
+            place: This worker's position in its data.
+            arrays: More tensors to save, by key.
         """
         variables = self.variables
-        # The first worker's, all of them: a mean and a variance must be of the same samples.
-        own = named.replica_state_of(self._model, variables)
-        sizes = [(key, _num_bytes(each)) for key, each in variables.items() if key not in own]
+        # All of the first worker's: a mean and a variance must belong to the same samples.
+        own = replica_state_of(self._model, variables)
+        sizes = [(key, num_bytes_of(each)) for key, each in variables.items() if key not in own]
         mine = {*self._workers.share(sizes), *(own if self._workers.is_first else ())}
         share = {key: variable for key, variable in variables.items() if key in mine}
         parts: dict[str, dict[str, tf.Tensor]] = {}
-        for key, tensor in named.to_host(share).items():
-            parts.setdefault(named.device_of(variables[key]), {})[key] = tensor
+        for key, tensor in host_copies.to_host(share).items():
+            parts.setdefault(host_copies.device_of(variables[key]), {})[key] = tensor
         others = parts.setdefault(next(iter(parts), ""), {})
-        copies = named.metric_variables_of(self._model)
+        copies = metric_variables_of(self._model)
         copies |= own if self._model.distribute_strategy.num_replicas_in_sync > 1 else {}
-        others.update(named.copies_to_host(copies, self._workers.index))
+        others.update(host_copies.copies_to_host(copies, self._workers.index))
         if self._workers.is_first:
             with tf.device("/CPU:0"):
                 others.update({key: tf.constant(each) for key, each in (arrays or {}).items()})
@@ -122,59 +125,62 @@ class TrainingState:
         """Compares a checkpoint with the model before anything is read.
 
         Raises:
-            ValueError: If `strict` and they differ; lists every difference.
+            ValueError: If `strict` and they differ. Lists every difference.
         """
-        differs = named.difference(manifest.tensors, self.variables)
-        if not differs:
+        mismatch = mismatch_of(manifest.tensors, self.variables)
+        if not mismatch:
             return
         if strict:
             unbuilt = [
-                f"`model.{name}` has no slots yet: call `model.{name}.build(variables)` first.\n"
+                f"`model.{name}` has no slots yet. Call `model.{name}.build(variables)` first.\n"
                 for name, each in optimizers_of(unsplit(self._model)).items()
                 if not each.built
             ]
             raise ValueError(
-                "The checkpoint is not one of this model and optimizer. Nothing was changed.\n"
-                f"{differs}\n{''.join(unbuilt)}"
-                "To take what fits, use `keras_mgpu.restore_checkpoint(..., strict=False)`."
+                "The checkpoint does not match the model and its optimizer. Nothing was changed.\n"
+                f"{mismatch}\n{''.join(unbuilt)}"
+                "To restore what fits, use `keras_mgpu.restore_checkpoint(..., strict=False)`."
             )
-        logger.warning("Only what fits is taken from the checkpoint:\n%s", differs)
+        logger.warning("Only what fits is restored from the checkpoint:\n%s", mismatch)
 
     def restore(self, loaded: Loaded) -> None:
-        """Gives the model and its optimizer the values of the checkpoint."""
+        """Restores the model and its optimizer."""
         variables, workers = self.variables, self._workers
-        named.assign(variables, loaded.tensors)
-        state = named.replica_state_of(self._model, variables)
-        named.assign_copies(state, loaded.tensors, workers.index, workers.count)
+        host_copies.assign(variables, loaded.tensors)
+        state = replica_state_of(self._model, variables)
+        host_copies.assign_copies(state, loaded.tensors, workers.index, workers.count)
 
     def restore_metrics(self, loaded: Loaded) -> None:
-        """Lets the metrics go on counting where they were."""
-        metrics = named.metric_variables_of(self._model)
+        """Restores the counts of the metrics."""
+        metrics = metric_variables_of(self._model)
         workers = self._workers
-        named.assign_counts(metrics, loaded.tensors, workers.index, workers.count)
+        host_copies.assign_counts(metrics, loaded.tensors, workers.index, workers.count)
 
     def place(self, loaded: Loaded) -> Position | None:
-        """Where this worker was in its data."""
+        """This worker's position in its data; `None` if it was not saved."""
         workers = loaded.state["workers"]
         is_same = len(workers) == self._workers.count
         fields = workers[self._workers.index if is_same else 0]["place"]
         return None if fields is None else Position(**fields)
 
     def _model_as_text(self) -> str | None:
-        """The model as Keras writes it down, once; `None` if it cannot be written down."""
+        """The model's configuration as JSON; `None` if it cannot be serialized."""
         if self._model_text is None:
             try:
                 config = keras.saving.serialize_keras_object(unsplit(self._model))
                 self._model_text = json.dumps(config)
-            except Exception as error:  # Whatever `get_config` of a user's layer raises.
-                logger.info("The model cannot be written down for `export`: %s", error)
+            except Exception as error:  # `get_config` of a custom layer can raise anything.
+                logger.info(
+                    "The model cannot be serialized, so its checkpoints cannot be exported: %s",
+                    error,
+                )
                 self._model_text = ""
         return self._model_text or None
 
     def _topology(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         strategy = self._model.distribute_strategy
         is_none = is_default_strategy(strategy)
-        devices = sorted({named.device_of(variable) for variable in variables.values()})
+        devices = sorted({host_copies.device_of(variable) for variable in variables.values()})
         return {
             "strategy": "no strategy" if is_none else type(strategy).__name__,
             "num_replicas": strategy.num_replicas_in_sync,
@@ -184,10 +190,3 @@ class TrainingState:
             "keras": keras.__version__,
             "tensorflow": tf.__version__,
         }
-
-
-def _num_bytes(variable: Any) -> int:
-    count = tf.as_dtype(variable.dtype).size
-    for size in variable.shape:
-        count *= size
-    return int(count)

@@ -14,11 +14,11 @@ from keras_mgpu.system.terminal import add_json, render, to_json
 
 
 def add_placement(commands: Any) -> None:
-    about = "show where layers ran, or the difference between two runs"
+    about = "show where layers ran, or what changed between two runs"
     command = commands.add_parser("placement", help=about, description=about, allow_abbrev=False)
-    command.add_argument("report", metavar="A.json", help=f"a {FILE_NAME}, or the folder it is in")
+    command.add_argument("report", metavar="A.json", help=f"a {FILE_NAME}, or its folder")
     command.add_argument(
-        "other", nargs="?", metavar="B.json", help="another one, to be compared with the first"
+        "other", nargs="?", metavar="B.json", help="another report to compare it with"
     )
     add_json(command)
     command.set_defaults(run=_run)
@@ -32,7 +32,7 @@ def _run(args: argparse.Namespace) -> str:
     if args.json:
         return to_json([asdict(change) for change in changes])
     if not changes:
-        return "The two are the same.\n"
+        return "No differences.\n"
     from rich import box
     from rich.table import Table
 
@@ -47,6 +47,6 @@ def _read(name: str) -> PlacementReport:
     try:
         return PlacementReport.from_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{error}. Received: {name!r}") from error
+        raise ValueError(f"Cannot read the report: {error}. Received: {name!r}") from error
     except ValueError as error:
         raise ValueError(f"{error} Received: {name!r}") from error

@@ -1,4 +1,4 @@
-"""What changed in the placement from one run to another."""
+"""What changed in the placement between two runs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ ADDED, GONE = "added", "gone"
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that is not as it was.
+    """One difference.
 
     Args:
         where: The layer, the device or the pair of devices.
-        what: Which property of it; `"added"` or `"gone"` if there is no more to say.
-        before: What it was.
-        after: What it is.
+        what: The property that changed, or `"added"` or `"gone"`.
+        before: Its value in the first run.
+        after: Its value in the second run.
     """
 
     where: str
@@ -58,14 +58,14 @@ def _compare(before: Iterable[T], after: Sequence[T], key: Callable[[T], str]) -
         else:
             was, now = vars(old[name]), vars(new[name])
             found += [
-                Change(name, field, _say(was[field]), _say(now[field]))
+                Change(name, field, _as_text(was[field]), _as_text(now[field]))
                 for field in was
                 if was[field] != now[field]
             ]
     return found
 
 
-def _say(value: Any) -> str:
+def _as_text(value: Any) -> str:
     if isinstance(value, tuple):
-        return ", ".join(_say(each) for each in value) or "none"
+        return ", ".join(_as_text(each) for each in value) or "none"
     return "none" if value in (None, "") else str(value)

@@ -1,9 +1,9 @@
 """The graphs that TensorFlow ran: for every op the device it asked for and the one it got.
 
-TensorFlow keeps, when asked, the graph of a function as it was traced and the pieces it was cut
-into, one a device, which are what runs. A function that stays a call in these pieces is placed
-when it is called, and of that nothing is kept. There the rule of TensorFlow's placer is followed:
-the device asked for if it exists and has a kernel, else another one.
+On request, TensorFlow keeps the graph of a function as it was traced, and the partitions that were
+run, one per device. A function that remains a call in a partition is placed when it is called, and
+TensorFlow keeps no record of that. For such functions the rule of TensorFlow's placer is applied:
+the device asked for if it exists and has a kernel, otherwise another one.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from typing import Any
 import tensorflow as tf
 
 from keras_mgpu.internals.tf_functions import CALLS, MUST_COMPILE, SCOPES
-from keras_mgpu.placements import kernels
+from keras_mgpu.placements.kernel_support import can_run
+from keras_mgpu.placements.op_types import original_type
 from keras_mgpu.system.devices import kind_of, satisfies
 
 _PASSIVE = frozenset(
     ["_Arg", "_Retval", "Const", "NoOp", "Placeholder", "_Send", "_Recv", "_HostSend", "_HostRecv"]
 )
 _SENDS = frozenset(["_Send", "_HostSend"])
-# Nothing is sent but word that an op is done, or whether a loop goes on.
+# These send no data, only that an op is done or whether a loop continues.
 _IS_SIGNAL = re.compile(r"(/ctrl|/LoopCond)/_\d+$")
-# A loop or a branch, once it is part of the graph around it, carries a number in its names.
+# A loop or branch that was inlined into the graph around it has a number in its names.
 _NUMBERED = re.compile(r"/(body|cond|then|else)/_\d+/")
 
 
@@ -35,25 +36,36 @@ class ExecutedOp:
 
     Args:
         name: Its name in the graph.
-        node: The op as TensorFlow describes it.
-        asked: The device it asked for, `""` if for none.
+        op: What it does, such as `"MatMul"`.
+        node: The op as it was traced, or as it ran if TensorFlow added it. Whether a device can
+            run it is a question about this node: rewriting comes after placement.
+        asked: The device it asked for, or `""`.
         got: The device it ran on.
     """
 
     name: str
+    op: str
     node: Any
     asked: str
     got: str
 
 
 @dataclass(frozen=True)
+class _TracedOp:
+    """An op before TensorFlow placed and rewrote it, and the device it asked for."""
+
+    node: Any
+    asked: str
+
+
+@dataclass(frozen=True)
 class Send:
-    """A tensor that goes from one device to another.
+    """A tensor that one device sends to another.
 
     Args:
         tensor: Its name, such as `"dense/MatMul:0"`.
-        source: The device it comes from.
-        target: The device it goes to.
+        source: The device that sends it.
+        target: The device that receives it.
     """
 
     tensor: str
@@ -62,8 +74,8 @@ class Send:
 
 
 def ops_of(graphs: Any) -> Iterator[ExecutedOp]:
-    """Every op of a function that was run; those of the functions it calls, once a device."""
-    asked = dict(_asked(graphs.pre_optimization_graph))
+    """Every op of a function that was run. Ops of called functions come once per device."""
+    traced = dict(_traced(graphs.pre_optimization_graph))
     seen: set[tuple[str, str]] = set()
     for part in graphs.partition_graphs:
         bodies = {each.signature.name: each for each in part.library.function}
@@ -72,21 +84,23 @@ def ops_of(graphs: Any) -> Iterator[ExecutedOp]:
             if "/_" in name:
                 name = _NUMBERED.sub(r"/\1/", name)
             if node.op not in _PASSIVE:
-                yield ExecutedOp(name, node, asked.get(name, ""), node.device)
+                before = traced.get(name, _TracedOp(node, ""))
+                op = original_type(node, before.node)
+                yield ExecutedOp(name, op, before.node, before.asked, node.device)
             if node.op in CALLS:
-                yield from _ops_of_call(name, node, node.device, bodies, asked, seen)
+                yield from _ops_of_call(name, node, node.device, bodies, traced, seen)
 
 
 def ops_of_traced(nodes: Iterable[Any], device: str) -> Iterator[ExecutedOp]:
-    """The ops of a function that ran on `device` of another process, which keeps its graphs."""
+    """The ops of a function that another process ran on `device`, without access to its graphs."""
     for node in nodes:
         if node.op not in _PASSIVE:
             placed = _placed(node, _merge(node.device, device), device)
-            yield ExecutedOp(node.name, node, node.device, placed)
+            yield ExecutedOp(node.name, node.op, node, node.device, placed)
 
 
 def sends_of(graphs: Any) -> Iterator[Send]:
-    """Every tensor that goes from device to device."""
+    """Every tensor that one device sends to another."""
     for part in graphs.partition_graphs:
         for node in part.node:
             if node.op in _SENDS and not _IS_SIGNAL.search(node.input[0]):
@@ -95,15 +109,14 @@ def sends_of(graphs: Any) -> Iterator[Send]:
                 yield Send(tensor if ":" in tensor else f"{tensor}:0", source, target)
 
 
-def _asked(graph: Any) -> Iterator[tuple[str, str]]:
-    """The device each op asks for, in the functions that are called too, by name."""
+def _traced(graph: Any) -> Iterator[tuple[str, _TracedOp]]:
+    """Every op of a graph and of the functions it calls, by name."""
     bodies = {each.signature.name: each for each in graph.library.function}
 
-    def walk(prefix: str, nodes: Any, device: str) -> Iterator[tuple[str, str]]:
+    def walk(prefix: str, nodes: Any, device: str) -> Iterator[tuple[str, _TracedOp]]:
         for node in nodes:
             name, asked = f"{prefix}{node.name}", _merge(node.device, device)
-            if asked:
-                yield name, asked
+            yield name, _TracedOp(node, asked)
             for attribute in CALLS.get(node.op, ()):
                 body = bodies.get(node.attr[attribute].func.name)
                 if body is not None:
@@ -117,7 +130,7 @@ def _ops_of_call(
     call: Any,
     device: str,
     bodies: Mapping[str, Any],
-    asked: Mapping[str, str],
+    traced: Mapping[str, _TracedOp],
     seen: set[tuple[str, str]],
 ) -> Iterator[ExecutedOp]:
     """The ops of functions that a node on `device` calls."""
@@ -129,32 +142,34 @@ def _ops_of_call(
         seen.add((function, device))
         for node in bodies[function].node_def:
             inner = f"{_inside(name, attribute)}{node.name}"
-            wanted = asked.get(inner, node.device)
+            before = traced.get(inner, _TracedOp(node, ""))
+            wanted = before.asked or node.device
             got = device if is_compiled else _placed(node, wanted or device, device)
             if node.op not in _PASSIVE:
-                yield ExecutedOp(inner, node, wanted, got)
+                op = original_type(node, before.node)
+                yield ExecutedOp(inner, op, before.node, wanted, got)
             if node.op in CALLS:
-                yield from _ops_of_call(inner, node, got, bodies, asked, seen)
+                yield from _ops_of_call(inner, node, got, bodies, traced, seen)
 
 
 def _inside(call: str, attribute: str) -> str:
-    """What names inside a function begin with that an attribute of a call names."""
+    """The prefix of op names in the function that an attribute of a call refers to."""
     return f"{call}/{SCOPES[attribute]}/" if SCOPES[attribute] else f"{call}/"
 
 
 def _placed(node: Any, wanted: str, default: str) -> str:
-    """Where TensorFlow's placer puts an op that wants a device, in a function run on another."""
-    there = [each.name for each in tf.config.list_logical_devices()]
-    exact = [each for each in there if satisfies(each, wanted)]
-    processors = [each for each in there if kind_of(each) == "CPU"]
-    for device in [*exact, default, *processors]:
-        if kernels.can_run(node, kind_of(device)):
+    """Where TensorFlow's placer puts an op of a function that runs on the device `default`."""
+    names = [str(each.name) for each in tf.config.list_logical_devices()]
+    exact = [name for name in names if satisfies(name, wanted)]
+    cpus = [name for name in names if kind_of(name) == "CPU"]
+    for device in [*exact, default, *cpus]:
+        if can_run(node, kind_of(device)):
             return device
     return default
 
 
 def _merge(device: str, default: str) -> str:
-    """What a device string leaves open is filled in from another."""
+    """Fills in what a device string leaves open."""
     if not device or not default:
         return device or default
     return str(

@@ -1,4 +1,4 @@
-"""Long lists made short: what repeats is shown once, what is odd is always shown."""
+"""Shortens long lists: repeated rows are shown once, unusual rows are always shown."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ LONGEST_BLOCK = 64
 
 
 @dataclass(frozen=True)
-class Row:
-    """What folding needs to know of a row.
+class Foldable:
+    """What folding needs to know about a row.
 
     Args:
-        looks: Rows that look the same can stand for one another.
-        place: Rows of one place can be summed up in a line.
-        is_odd: Whether it must be seen.
+        looks: Rows with equal looks can stand for one another.
+        place: Neighbours with equal places can be summed up in one line.
+        is_odd: Whether the row should keep its own line.
     """
 
     looks: Hashable
@@ -24,15 +24,15 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Line:
+class FoldedLine:
     """One line to show.
 
     Args:
         first: The first row it stands for.
-        last: The last one.
-        times: How often the block that begins with it comes.
-        block: How many rows that block has.
-        is_sum: Whether it sums up rows that differ.
+        last: The last row it stands for.
+        times: How often the block that begins here is repeated.
+        block: Number of rows in that block.
+        is_sum: Whether it sums up different rows.
     """
 
     first: int
@@ -42,11 +42,11 @@ class Line:
     is_sum: bool = False
 
 
-def fold(rows: Sequence[Row], limit: int) -> list[Line]:
-    """At most `limit` lines for any number of rows, in their order.
+def fold_rows(rows: Sequence[Foldable], limit: int) -> list[FoldedLine]:
+    """Returns at most `limit` lines for any number of rows, in order.
 
-    Blocks that repeat are shown once. If that is not enough, neighbours in the same place are
-    summed up, the odd ones last of all; and what is still left over becomes one line.
+    Repeated blocks are shown once. If that is not enough, neighbours in the same place are summed
+    up, odd rows only if nothing else helps. What still does not fit becomes one line.
     """
     lines = list(_blocks(rows))
     if len(lines) > limit:
@@ -55,23 +55,23 @@ def fold(rows: Sequence[Row], limit: int) -> list[Line]:
         lines = _summed(rows, keep_odd=False)
     if len(lines) > limit:
         rest = lines[limit - 1].first
-        lines = [*lines[: limit - 1], Line(rest, len(rows) - 1, is_sum=True)]
+        lines = [*lines[: limit - 1], FoldedLine(rest, len(rows) - 1, is_sum=True)]
     return lines
 
 
-def _blocks(rows: Sequence[Row]) -> Iterator[Line]:
+def _blocks(rows: Sequence[Foldable]) -> Iterator[FoldedLine]:
     looks = [row.looks for row in rows]
     start = 0
     while start < len(rows):
         block, times = _best_block(looks, start)
         for offset in range(block):
             last = start + offset + (times - 1) * block
-            yield Line(start + offset, last, times, block if offset == 0 else 1)
+            yield FoldedLine(start + offset, last, times, block if offset == 0 else 1)
         start += block * times
 
 
 def _best_block(looks: Sequence[Hashable], start: int) -> tuple[int, int]:
-    """The block at `start` whose repetitions save most lines, and how often it comes."""
+    """The length and number of repetitions of the block at `start` that saves the most lines."""
     best, saved = (1, 1), 0
     for block in range(1, min(LONGEST_BLOCK, (len(looks) - start) // 2) + 1):
         times = 1
@@ -83,8 +83,8 @@ def _best_block(looks: Sequence[Hashable], start: int) -> tuple[int, int]:
     return best
 
 
-def _summed(rows: Sequence[Row], keep_odd: bool) -> list[Line]:
-    lines: list[Line] = []
+def _summed(rows: Sequence[Foldable], keep_odd: bool) -> list[FoldedLine]:
+    lines: list[FoldedLine] = []
     for index, row in enumerate(rows):
         before = lines[-1] if lines else None
         joins = (
@@ -93,7 +93,7 @@ def _summed(rows: Sequence[Row], keep_odd: bool) -> list[Line]:
             and not (keep_odd and (row.is_odd or rows[before.last].is_odd))
         )
         if joins and before is not None:
-            lines[-1] = Line(before.first, index, is_sum=True)
+            lines[-1] = FoldedLine(before.first, index, is_sum=True)
         else:
-            lines.append(Line(index, index))
+            lines.append(FoldedLine(index, index))
     return lines

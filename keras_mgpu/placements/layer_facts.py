@@ -1,4 +1,4 @@
-"""What is known of each layer without looking at a graph: what it holds, returns and reads."""
+"""What is known about each layer without a graph: what it holds, returns and reads."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class LayerFacts:
     """One layer.
 
     Args:
-        node: The layer, and where it is.
-        weights: Its weights, without those that a layer before it holds too.
-        slots: The optimizers' slots of these weights.
+        node: The layer and its path.
+        weights: Its weights, without those that it shares with an earlier layer.
+        slots: The optimizer slots of these weights.
         stages: The stages of a pipeline that run it.
-        activation_bytes: What its calls return for one micro-batch, `None` if not known.
+        activation_bytes: Bytes that its calls return for one micro-batch; `None` if not known.
         inputs: Paths of the layers whose outputs it takes.
     """
 
@@ -66,7 +66,7 @@ def facts_of(model: Any, scopes: LayerScopes, num_samples: int) -> list[LayerFac
 
 
 def all_optimizers(model: Any) -> list[Any]:
-    """The optimizer that a model was compiled with, those it keeps beside it, those inside."""
+    """The compiled optimizer, other optimizers that the model holds, and those they wrap."""
     main = getattr(model, "optimizer", None)
     found = [each for each in (main, *optimizers_of(unsplit(model)).values()) if each is not None]
     inner = [getattr(each, "inner_optimizer", None) for each in found]
@@ -74,7 +74,7 @@ def all_optimizers(model: Any) -> list[Any]:
 
 
 def bytes_by_device(variables: Iterable[Any]) -> dict[str, int]:
-    """Where variables lie, every copy counted."""
+    """Bytes of variables on each device, with every copy counted."""
     found: dict[str, int] = defaultdict(int)
     for variable in variables:
         for copy in copies_of(variable):
@@ -100,7 +100,7 @@ def _stages(model: Any) -> dict[int, tuple[int, ...]]:
 
 
 def _activations(layer: Any) -> dict[int, int | None]:
-    """Bytes that the calls of each layer return for one sample, where Keras knows the shapes."""
+    """Bytes that the calls of each layer return per sample; `None` if shapes are not known."""
     graph = graph_of(layer)
     if graph is None:
         inner = [_activations(each) for each in sublayers_of(layer)]
@@ -124,13 +124,13 @@ def _spec_bytes(spec: keras.KerasTensor) -> int | None:
     sizes = tuple(spec.shape[1:])
     if None in sizes:
         return None
-    return math.prod(sizes) * int(tf.as_dtype(spec.dtype).size)
+    return int(math.prod(sizes) * tf.as_dtype(spec.dtype).size)
 
 
 def _inputs(model: Any, scopes: LayerScopes) -> dict[int, tuple[str, ...]]:
     """Paths of the layers whose outputs each layer takes.
 
-    What is no layer, such as an addition, and the entry of a nested model are looked through.
+    Operations that are not layers, such as an addition, and entries of nested models are skipped.
     """
     calls = layer_calls.from_model(model)
     paths = {id(node.layer): node.path for node in scopes}

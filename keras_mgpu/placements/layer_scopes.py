@@ -1,9 +1,9 @@
-"""Which layer an op belongs to, told by the op's name.
+"""Which layer an op belongs to, found by the op's name.
 
-Keras runs a layer inside a name scope of the layer's name, and TensorFlow numbers scopes that come
-again. As Keras opens each scope once to build and once to call, the ops of the layer `dense` are
-always in `dense_1`, `dense_3`, …, and those of its neighbour `dense_1` in `dense_1_1`: one number
-at the end is TensorFlow's, the rest is the name. A pipeline writes `tower.` for a nested model.
+Keras runs a layer in a name scope with the layer's name, and TensorFlow numbers repeated scopes.
+Keras opens each scope once to build and once to call. So the ops of the layer `dense` are always in
+`dense_1`, `dense_3`, …, and those of its neighbour `dense_1` in `dense_1_1`: the last number is
+TensorFlow's, and the rest is the name. A pipeline writes `tower.` for a nested model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from keras_mgpu.internals.keras_graph import sublayers_of
-from keras_mgpu.placements.report import LOSS, MODEL, OPTIMIZER, REST
+from keras_mgpu.placements.report_parts import LOSS, MODEL, OPTIMIZER, REST
 
 _NUMBER = re.compile(r"_\d+$")
 _REPLICA = re.compile(r"replica_(\d+)")
@@ -26,9 +26,9 @@ class LayerNode:
     """A layer and where it is in the model.
 
     Args:
-        path: Names of the layers it is inside of, and its own; `"(model)"` for the model itself.
+        path: Names of the layers around it, and its own name; `"(model)"` for the model itself.
         layer: The layer.
-        below: The layers right inside it, by name.
+        below: The layers directly inside it, by name.
     """
 
     path: str
@@ -37,11 +37,11 @@ class LayerNode:
 
 
 class LayerScopes:
-    """The layers of a model, and the way from a scope to a layer.
+    """Finds the layers of a model by the scopes of their ops.
 
     Args:
-        model: The user's own model.
-        optimizer_names: The scopes in which its optimizers work.
+        model: The user's model, not split.
+        optimizer_names: The name scopes of its optimizers.
     """
 
     def __init__(self, model: Any, optimizer_names: Collection[str] = ()) -> None:
@@ -60,7 +60,7 @@ class LayerScopes:
         self._by_name.setdefault(layer.name, node)
         times: Counter[str] = Counter()
         for sublayer in sublayers_of(layer):
-            # Layers of a subclassed model may have equal names. Their ops cannot be told apart.
+            # Layers of a subclassed model may share a name. Their ops cannot be distinguished.
             times[sublayer.name] += 1
             number = times[sublayer.name]
             inner = f"{prefix}{sublayer.name}" + (f"#{number}" if number > 1 else "")
@@ -95,11 +95,10 @@ class LayerScopes:
         return (node.path if node is not None and rest == REST else rest), replica
 
     def _layer_of(self, scope: str, node: LayerNode | None) -> LayerNode | None:
-        """The layer whose scope this is, inside of that of `node`.
+        """The layer with this scope inside the scope of `node`, or `None`.
 
-        A layer's scope always ends with a number, or with a dot. Outside of any layer, and for
-        layers that are called by others than those they belong to, every layer of the model comes
-        into question.
+        A layer's scope always ends with a number or a dot. Outside of any layer, and if a layer
+        is called by one that does not contain it, every layer of the model is considered.
         """
         numbered = _NUMBER.sub("", scope)
         name = numbered.removesuffix(".")

@@ -1,4 +1,4 @@
-"""A placement report as tables: at most 60 lines for any model."""
+"""A placement report as tables of at most 60 lines."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from keras_mgpu.blueprint.partition import readable_bytes
-from keras_mgpu.placements.folding import Line, Row, fold
-from keras_mgpu.placements.report import (
-    TRACED,
-    VARIABLES,
-    LayerPlacement,
-    PlacementReport,
-    percent,
-)
+from keras_mgpu.placements.folding import Foldable, FoldedLine, fold_rows
+from keras_mgpu.placements.report import TRACED, VARIABLES, PlacementReport
+from keras_mgpu.placements.report_parts import LayerPlacement
+from keras_mgpu.placements.report_warnings import percent
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -33,12 +29,12 @@ LAYER_COLUMNS = (
     "activations",
 )
 DEVICE_COLUMNS = ("device", "layers", "ops", "weights", "slots", "activations", "share")
-EDGE_COLUMNS = ("from", "to", "tensors a step", "bytes a step", "link")
+EDGE_COLUMNS = ("from", "to", "tensors per step", "bytes per step", "link")
 Rows = Sequence[Sequence[str]]
 
 
 def renderables(report: PlacementReport) -> list[RenderableType]:
-    """Everything to print, one thing under the other."""
+    """Everything to print, from top to bottom."""
     from rich.text import Text
 
     devices, edges = device_rows(report), edge_rows(report)
@@ -55,7 +51,7 @@ def renderables(report: PlacementReport) -> list[RenderableType]:
 
 
 def markdown(report: PlacementReport) -> str:
-    """The same for TensorBoard's text."""
+    """The same as Markdown, for TensorBoard's Text tab."""
     parts = [
         f"**{title(report)}**",
         _markdown(LAYER_COLUMNS, layer_rows(report, MAX_LINES)),
@@ -71,20 +67,20 @@ def title(report: PlacementReport) -> str:
     by = f" ({report.strategy})" if report.strategy else ""
     samples = "1 sample" if report.num_samples == 1 else f"{report.num_samples} samples"
     notes = {
-        TRACED: "; other processes ran it, and ops are told as TensorFlow's rules place them",
-        VARIABLES: "; no graph was run, so only variables are known",
+        TRACED: "; other processes ran the ops, which are shown as TensorFlow's rules place them",
+        VARIABLES: "; no graph was run, so only variables are shown",
     }
     note = notes.get(report.source, "")
     num_idle = sum(map(_is_idle, report.layers))
-    idle = f"; {num_idle} layers without ops are left out" if num_idle else ""
+    idle = f"; layers without ops are not shown ({num_idle})" if num_idle else ""
     return f"Placement of {report.model}{by}, activations of {samples}{note}{idle}"
 
 
 def layer_rows(report: PlacementReport, limit: int) -> list[tuple[str, ...]]:
-    """The layers that ran or hold something, folded to at most `limit` lines."""
+    """The layers that ran or hold weights, folded to at most `limit` lines."""
     layers = [layer for layer in report.layers if not _is_idle(layer)]
     moved = {each.layer for each in report.moved}
-    lines = fold([_row(layer, layer.path in moved) for layer in layers], max(limit, 10))
+    lines = fold_rows([_row(layer, layer.path in moved) for layer in layers], max(limit, 10))
     return [_cells(layers, line) for line in lines]
 
 
@@ -92,15 +88,14 @@ def _is_idle(layer: LayerPlacement) -> bool:
     return not layer.num_ops and not layer.weight_bytes
 
 
-def _row(layer: LayerPlacement, is_moved: bool) -> Row:
+def _row(layer: LayerPlacement, is_moved: bool) -> Foldable:
     place = (layer.stages, layer.asked, layer.got, layer.weights_on, layer.slots_on, is_moved)
     sizes = (layer.num_parameters, layer.weight_bytes, layer.slot_bytes, layer.activation_bytes)
-    far = bool(layer.slots_on) and not set(layer.slots_on) <= set(layer.weights_on)
     looks = (layer.kind or layer.path, place, sizes)
-    return Row(looks, place, is_odd=is_moved or far or not layer.kind)
+    return Foldable(looks, place, is_odd=is_moved or layer.has_far_slots or not layer.kind)
 
 
-def _cells(layers: Sequence[LayerPlacement], line: Line) -> tuple[str, ...]:
+def _cells(layers: Sequence[LayerPlacement], line: FoldedLine) -> tuple[str, ...]:
     first = layers[line.first]
     group = layers[line.first : line.last + 1] if line.is_sum else [first]
     activations = [layer.activation_bytes for layer in group]
@@ -110,8 +105,8 @@ def _cells(layers: Sequence[LayerPlacement], line: Line) -> tuple[str, ...]:
         _name(layers, line),
         first.kind if len(group) == 1 else "",
         ", ".join(map(str, first.stages)),
-        _devices(first.asked),
-        _devices(first.got) or _weights_only(first),
+        devices_text(first.asked),
+        devices_text(first.got) or _weights_only(first),
         f"{num_parameters:,}" if num_parameters else "",
         _size(sum(layer.weight_bytes for layer in group)),
         _size(sum(layer.slot_bytes for layer in group)),
@@ -120,7 +115,7 @@ def _cells(layers: Sequence[LayerPlacement], line: Line) -> tuple[str, ...]:
 
 
 def _weights_only(layer: LayerPlacement) -> str:
-    """Of a layer without ops, where its weights are."""
+    """The devices of the weights, for a layer without ops."""
     return f"({', '.join(layer.weights_on)})" if layer.weights_on else ""
 
 
@@ -128,7 +123,7 @@ def _size(num_bytes: int) -> str:
     return readable_bytes(num_bytes) if num_bytes else ""
 
 
-def _name(layers: Sequence[LayerPlacement], line: Line) -> str:
+def _name(layers: Sequence[LayerPlacement], line: FoldedLine) -> str:
     first, last = layers[line.first].path, layers[line.last].path
     if line.is_sum:
         return f"{first} … {last} ({line.last - line.first + 1} layers)"
@@ -137,8 +132,8 @@ def _name(layers: Sequence[LayerPlacement], line: Line) -> str:
     return f"{first} … {last} ({line.times} times)" if line.times > 1 else first
 
 
-def _devices(replicas: Sequence[Sequence[str]]) -> str:
-    """Replicas apart from one another; several devices of one beside each other."""
+def devices_text(replicas: Sequence[Sequence[str]]) -> str:
+    """Devices with commas between those of one replica, and bars between replicas."""
     return " | ".join(", ".join(devices) for devices in replicas if devices)
 
 
@@ -190,7 +185,7 @@ def _some(texts: list[str], limit: int, what: str) -> list[str]:
 
 
 def _table(columns: Sequence[str], rows: Rows, num_words: int) -> RenderableType:
-    """The first columns hold words, the others numbers; columns without content are left out."""
+    """The first columns hold words and the others numbers. Empty columns are left out."""
     from rich import box
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""A placement report for stock TensorBoard: a graph of layers, coloured by device, and a table."""
+"""A placement report for TensorBoard: a graph of layers colored by device, and a table."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_mgpu.placements.report import LayerPlacement, PlacementReport
-from keras_mgpu.placements.table import markdown
+from keras_mgpu.placements.report import PlacementReport
+from keras_mgpu.placements.report_parts import LayerPlacement
+from keras_mgpu.placements.table import devices_text, markdown
 
 PLUGIN_NAME = "keras_mgpu"
 TAG = "placement"
 
 
 def write(report: PlacementReport, log_dir: str) -> None:
-    """Writes an event file: the Graphs tab, the Text tab, and the JSON under our own name."""
+    """Writes an event file with a graph, a text, and the JSON for a plugin."""
     writer = tf.summary.create_file_writer(log_dir)
     with writer.as_default(step=0):
         tf.summary.graph(layer_graph(report))
@@ -27,7 +28,7 @@ def write(report: PlacementReport, log_dir: str) -> None:
 
 
 def layer_graph(report: PlacementReport) -> Any:
-    """A graph of one node a layer, with the device it ran on."""
+    """A graph with one node per layer, on the device that the layer ran on."""
     graph = tf.compat.v1.GraphDef()
     paths = {layer.path for layer in report.layers}
     for layer in report.layers:
@@ -42,8 +43,8 @@ def layer_graph(report: PlacementReport) -> Any:
 
 def _attributes(layer: LayerPlacement) -> dict[str, str]:
     fields = {
-        "asked_for": _all(layer.asked),
-        "ran_on": _all(layer.got),
+        "asked_for": devices_text(layer.asked),
+        "ran_on": devices_text(layer.got),
         "weights_on": ", ".join(layer.weights_on),
         "slots_on": ", ".join(layer.slots_on),
         "stage": ", ".join(map(str, layer.stages)),
@@ -52,12 +53,8 @@ def _attributes(layer: LayerPlacement) -> dict[str, str]:
     return {name: text for name, text in fields.items() if text}
 
 
-def _all(replicas: tuple[tuple[str, ...], ...]) -> str:
-    return " | ".join(", ".join(devices) for devices in replicas if devices)
-
-
 def _device(layer: LayerPlacement) -> str:
-    """The device most of its ops ran on; of a layer without ops, that of its weights."""
+    """The device that most of its ops ran on or, without ops, the device of its weights."""
     used = [device for devices in layer.got for device in devices] or list(layer.weights_on)
     return f"/device:{used[0]}" if used else ""
 

@@ -1,6 +1,6 @@
-"""The graphs that tracing a function has made: they know what those that run do not tell.
+"""The graphs of a traced function. They hold shapes, which the graphs that ran do not.
 
-Nothing is traced again for it.
+Nothing is traced again for this.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from keras_mgpu.internals.tf_functions import CALLS, SCOPES, functions_in, graph
 
 
 class TracedFunction:
-    """What was traced of a function.
+    """All traces of a function.
 
     Args:
         function: A `tf.function`, or a Python function around one.
-        num_samples: What a dimension that tracing left open is taken to be.
+        num_samples: The size to assume for dimensions that tracing left open.
     """
 
     def __init__(self, function: Any, num_samples: int) -> None:
@@ -33,7 +33,7 @@ class TracedFunction:
 
     @property
     def batch_size(self) -> int | None:
-        """The first dimension of the first argument that has one, if tracing knew it."""
+        """The first dimension of the first argument that has one; `None` if it was left open."""
         for graph in self._graphs:
             for tensor in graph.inputs:
                 if tensor.dtype != tf.resource and tensor.shape.rank:
@@ -42,7 +42,7 @@ class TracedFunction:
         return None
 
     def num_bytes(self, tensor: str) -> int | None:
-        """The bytes of a tensor; `None` if it is not among those that were traced."""
+        """The bytes of a tensor; `None` if it was not traced."""
         for graph in self._graphs:
             found = _find(graph, tensor, functions_in(graph))
             if found is not None and found.shape.rank is not None:
@@ -51,7 +51,7 @@ class TracedFunction:
         return None
 
     def nodes(self) -> Iterator[Any]:
-        """Every op as TensorFlow describes it, those of the functions it calls too."""
+        """The node of every op, including those of called functions."""
         for graph in self._graphs:
             for inner in [graph, *functions_in(graph).values()]:
                 for op in inner.get_operations():
@@ -59,7 +59,7 @@ class TracedFunction:
 
 
 def _traced(function: Any, seen: set[int]) -> Iterator[Any]:
-    """The traced functions that a Python function calls: they stand in its closure."""
+    """The traced functions in the closure of a Python function."""
     if is_traced(function):
         yield function
     elif isinstance(function, types.MethodType):
@@ -74,9 +74,9 @@ def _traced(function: Any, seen: set[int]) -> Iterator[Any]:
 
 
 def _find(graph: Any, tensor: str, functions: Mapping[str, Any]) -> tf.Tensor | None:
-    """A tensor of a graph, or of a function that was made part of it.
+    """A tensor of a graph, or of a function that was inlined into it.
 
-    That is `call/tensor`, and for loops and branches `while/body/_12/tensor`.
+    The latter is called `call/tensor` or, in loops and branches, `while/body/_12/tensor`.
     """
     try:
         return graph.get_tensor_by_name(tensor)

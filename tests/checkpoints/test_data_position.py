@@ -4,7 +4,7 @@ import numpy as np
 
 import keras_mgpu as km
 from keras_mgpu.checkpoints.data_position import NOT_RESUMABLE, OTHER_BATCHES, DataPosition
-from keras_mgpu.checkpoints.resumable import Position
+from keras_mgpu.checkpoints.resumable_dataset import Position
 
 
 def resumable(num_samples=8):

@@ -40,7 +40,7 @@ def test_what_is_no_number_is_never_best():
 def test_one_for_each_so_many_steps_stays_for_ever():
     steps = saved(*[None] * 12)
     assert numbers(Retention(last=1, every=40).kept(steps)) == [3, 7, 11]
-    # Saved at odd moments: the first one at or after each multiple.
+    # Saved at other steps: the first one at or after each multiple.
     odd = saved(*[None] * 10, every=7)
     assert [odd[i].step for i in numbers(Retention(last=1, every=30).kept(odd))] == [35, 63, 70]
 

@@ -1,4 +1,4 @@
-"""`keras-mgpu checkpoints`: looking at a directory without a line of Python."""
+"""`keras-mgpu checkpoints`."""
 
 import datetime
 import json
@@ -12,6 +12,7 @@ import runs
 
 import keras_mgpu as km
 from keras_mgpu.checkpoints.store import Store
+from keras_mgpu.cli.checkpoints import _age
 from keras_mgpu.cli.main import main
 
 
@@ -77,10 +78,10 @@ def test_damage_in_the_table_and_in_verify(damaged, capsys):
     assert code == 1
     assert text.count("intact") == 3
     assert "000002-step-4: variables.data-00000-of-00001: checksum does not match" in text
-    assert "000002-step-4: tensors that cannot be read: " in text
+    assert "000002-step-4: unreadable tensors: " in text
 
 
-def test_a_quick_look_is_at_sizes_only(damaged, capsys):
+def test_quick_checks_sizes_only(damaged, capsys):
     code, _, _ = run(capsys, damaged, "verify", "--quick")
     assert code == 0
 
@@ -104,7 +105,7 @@ def test_export_is_a_plain_keras_file(saved, capsys, tmp_path):
     path = tmp_path / "model.keras"
     code, text, _ = run(capsys, saved[0], "export", 8, path)
     assert code == 0
-    assert "000004-step-8 is now" in text
+    assert "Exported 000004-step-8 to" in text
     model = keras.models.load_model(path)
     # Keras does not write seeds to its files.
     for one, other in zip(saved[1], [*model.weights, *model.optimizer.variables]):
@@ -125,7 +126,7 @@ def test_export_of_a_split_model_is_the_plain_one(capsys, tmp_path, devices):
     )
 
 
-def test_export_of_a_model_with_code_of_its_own(capsys, tmp_path):
+def test_export_of_a_model_with_custom_code(capsys, tmp_path):
     class Twice(keras.layers.Layer):
         def call(self, x):
             return 2 * x
@@ -135,7 +136,7 @@ def test_export_of_a_model_with_code_of_its_own(capsys, tmp_path):
     km.save_checkpoint(tmp_path / "c", model)
     code, _, error = run(capsys, tmp_path / "c", "export", 0, tmp_path / "model.keras")
     assert code == 2
-    assert "needs code that is not here" in error
+    assert "needs custom code" in error
     assert "keras_mgpu.restore_checkpoint" in error
 
 
@@ -143,9 +144,10 @@ def test_export_of_a_model_with_code_of_its_own(capsys, tmp_path):
     ("arguments", "message"),
     [
         (["show"], "`show` needs the step"),
-        (["show", "5"], "There are: 3, 4, 7, 8. Received: step=5"),
+        (["show", "5"], "Available steps: 3, 4, 7, 8. Received: step=5"),
         (["export", "8"], "needs a file to write"),
         (["export", "8", "model.h5"], "must end with .keras"),
+        (["show", "8", "model.keras"], "`show` takes no file"),
         (["verify", "8"], "`verify` takes no step"),
         (["delete"], "invalid choice: 'delete'"),
     ],
@@ -160,7 +162,7 @@ def test_bad_use_is_one_line(saved, capsys, arguments, message):
 def test_no_such_directory(capsys, tmp_path):
     code, _, error = run(capsys, tmp_path / "missing")
     assert code == 2
-    assert "No such directory" in error
+    assert "The directory does not exist" in error
     assert run(capsys, tmp_path)[:2] == (0, "There are no checkpoints.\n")
 
 
@@ -168,7 +170,6 @@ def test_no_such_directory(capsys, tmp_path):
     ("seconds", "age"), [(5, "5 s"), (150, "2 min"), (7300, "2 h"), (200000, "2 d"), (-999, "-")]
 )
 def test_ages(seconds, age):
-    from keras_mgpu.cli.checkpoints import _age
-
-    then = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(seconds=seconds)
-    assert _age(then.isoformat()) == age
+    now = datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc)
+    then = now - datetime.timedelta(seconds=seconds)
+    assert _age(then.isoformat(), now) == age

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keras_mgpu.placements.folding import Line, Row, fold
+from keras_mgpu.placements.folding import Foldable, FoldedLine, fold_rows
 
 
 def rows(text):
     """A letter a row; capitals are odd."""
-    return [Row(letter, letter.lower(), letter.isupper()) for letter in text]
+    return [Foldable(letter, letter.lower(), letter.isupper()) for letter in text]
 
 
 def shown(text, limit=60):
     """Each line as its first row, and how often or how much it stands for."""
-    lines = fold(rows(text), limit)
+    lines = fold_rows(rows(text), limit)
     return [
         text[line.first]
         + (f"+{line.last - line.first}" if line.is_sum else f"x{line.times}" * (line.times > 1))
@@ -40,19 +40,19 @@ def test_blocks_that_repeat_are_shown_once(text, expected):
 
 
 def test_a_block_knows_its_length():
-    assert fold(rows("ababab"), 60) == [Line(0, 4, 3, 2), Line(1, 5, 3, 1)]
+    assert fold_rows(rows("ababab"), 60) == [FoldedLine(0, 4, 3, 2), FoldedLine(1, 5, 3, 1)]
 
 
 def test_neighbours_in_one_place_are_summed_up_and_odd_ones_kept():
     looks = string.ascii_lowercase
-    many = [Row(letter, "here", letter == "k") for letter in looks]
-    lines = fold(many, 5)
+    many = [Foldable(letter, "here", letter == "k") for letter in looks]
+    lines = fold_rows(many, 5)
     assert [(line.first, line.last) for line in lines] == [(0, 9), (10, 10), (11, 25)]
 
 
 @given(st.text("abcXY", max_size=80), st.integers(3, 20))
 def test_every_row_is_in_a_line_and_lines_are_few(text, limit):
-    lines = fold(rows(text), limit)
+    lines = fold_rows(rows(text), limit)
     assert len(lines) <= max(limit, 1)
     covered = set()
     index = 0

@@ -1,20 +1,19 @@
-"""The report as data, as a table, and on the command line."""
+"""The report as data and as a table, its warnings, and the differences between two."""
 
 import json
 
 import pytest
 
-import keras_mgpu as km
-from keras_mgpu.cli.main import main
 from keras_mgpu.placements.differences import differences
-from keras_mgpu.placements.report import (
+from keras_mgpu.placements.report import PlacementReport
+from keras_mgpu.placements.report_parts import (
     Collective,
     DeviceTotal,
     Edge,
     LayerPlacement,
-    Moved,
-    PlacementReport,
+    MovedOps,
 )
+from keras_mgpu.placements.report_warnings import far_slots, moved_ops, percent, uneven_memory
 from keras_mgpu.placements.table import MAX_LINES, markdown, renderables
 from keras_mgpu.system.terminal import render
 
@@ -35,7 +34,7 @@ FULL = report(
     strategy="MirroredStrategy",
     num_samples=4,
     devices=(DeviceTotal("GPU:0", 1, 3, 40, 80, 16), DeviceTotal("GPU:1", 1, 3)),
-    moved=(Moved("first", "AsString", "GPU:0", "CPU:0", 2, "no GPU kernel for AsString"),),
+    moved=(MovedOps("first", "AsString", "GPU:0", "CPU:0", 2, "no GPU kernel for AsString"),),
     edges=(Edge("GPU:0", "GPU:1", 2, 64, 1, "NVLink"),),
     collectives=(Collective("GPU:0", "CollectiveReduceV2", 1, 40),),
 )
@@ -49,17 +48,20 @@ def test_json_and_back():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no placement report"),
-        ("[1]", "no placement report"),
-        ('{"version": 1, "warnings": []}', "no placement report"),
-        (FULL.to_json().replace('"version": 1', '"version": 2'), "version 2; this package reads 1"),
-        (FULL.to_json().replace('"path"', '"patch"'), "no placement report"),
+        ("", "Not a placement report"),
+        ("[1]", "Not a placement report"),
+        ('{"version": 1, "warnings": []}', "Not a placement report"),
+        (
+            FULL.to_json().replace('"version": 1', '"version": 2'),
+            "version 2, and this package reads version 1",
+        ),
+        (FULL.to_json().replace('"path"', '"patch"'), "Not a placement report"),
         (FULL.to_json().replace('"num_ops": 3', '"num_ops": "many"'), "num_ops is 'many'"),
-        ('{"version": 1, "warnings": [], "layers": [1]}', "no placement report"),
+        ('{"version": 1, "warnings": [], "layers": [1]}', "Not a placement report"),
         ('{"version": 2}', "version 2"),
     ],
 )
-def test_what_is_no_report(text, message):
+def test_text_that_is_not_a_report(text, message):
     with pytest.raises(ValueError, match=message):
         PlacementReport.from_json(text)
 
@@ -82,10 +84,28 @@ def devices(**sizes):
         ({"GPU_0": 0, "GPU_1": 0}, None),
     ],
 )
-def test_lopsided_splits(sizes, expected):
-    found = report(devices=devices(**sizes)).warnings
+def test_uneven_memory(sizes, expected):
+    found = uneven_memory(devices(**sizes))
     assert [text for text in found if expected and text.startswith(expected)] == list(found)
     assert bool(found) == (expected is not None)
+
+
+def test_far_slots_name_the_first_layer_and_count_the_others():
+    far = [layer(f"dense_{k}", "GPU:1", slots_on=("CPU:0",)) for k in range(3)]
+    (text,) = far_slots([layer("near"), *far])
+    assert text.endswith("dense_0 (weights on GPU:1, slots on CPU:0), and 2 more.")
+    assert far_slots([layer("near")]) == []
+
+
+def test_many_layers_with_moved_ops_are_folded():
+    moves = [MovedOps(f"dense_{k}", "MatMul", "GPU:9", "GPU:0", 2, "why") for k in range(7)]
+    text = "14 ops of dense_0 … dense_6 (7 layers) asked for GPU:9 but ran on GPU:0: why."
+    assert moved_ops(moves) == [text]
+    assert moved_ops(moves[:1]) == ["2 ops of dense_0 asked for GPU:9 but ran on GPU:0: why."]
+
+
+def test_percent():
+    assert (percent(1, 3), percent(0, 0)) == ("33 %", "0 %")
 
 
 def lines_of(report):
@@ -98,7 +118,7 @@ def test_at_most_sixty_lines_and_odd_ones_among_them():
     many = [layer(f"odd_{k}", f"GPU:{k % 8}", num_parameters=k) for k in range(300)]
     totals = tuple(DeviceTotal(f"GPU:{k}", weight_bytes=k) for k in range(8))
     edges = tuple(Edge(f"GPU:{k}", f"GPU:{j}", 1, k) for k in range(8) for j in range(8) if j != k)
-    moved = tuple(Moved(f"l{k}", "Op", "GPU:0", "CPU:0", 1, f"reason {k}") for k in range(40))
+    moved = tuple(MovedOps(f"l{k}", "Op", "GPU:0", "CPU:0", 1, f"reason {k}") for k in range(40))
     fields = {"devices": totals, "edges": edges, "moved": moved}
     for rows in (layers, many, layers + many):
         lines = lines_of(report(*rows, **fields))
@@ -119,7 +139,7 @@ def test_the_table_shows_what_there_is():
         "CollectiveReduceV2",
     ):
         assert word in text
-    assert "! 2 ops of first asked for GPU:0 and ran on CPU:0: no GPU kernel for AsString." in text
+    assert "! 2 ops of first asked for GPU:0 but ran on CPU:0: no GPU kernel for AsString." in text
     assert "| in/second |" in markdown(FULL)
 
 
@@ -139,33 +159,3 @@ def test_differences_between_two_runs():
     assert found["(all)", "strategy"].after == ""
     assert not [where for where, _ in found if where == "first"]
     assert differences(FULL, FULL) == []
-
-
-def test_on_the_command_line(tmp_path, capsys):
-    (tmp_path / "placement.json").write_text(FULL.to_json())
-    other = tmp_path / "other.json"
-    other.write_text(report(*FULL.layers[:1]).to_json())
-    assert main(["placement", str(tmp_path)]) == 0
-    assert "in/second" in capsys.readouterr().out
-    assert main(["placement", str(tmp_path), "--json"]) == 0
-    assert km.PlacementReport.from_json(capsys.readouterr().out) == FULL
-    assert main(["placement", str(tmp_path), str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "The two are the same.\n"
-    assert main(["placement", str(tmp_path), str(other)]) == 0
-    assert "in/second" in capsys.readouterr().out
-    assert main(["placement", str(tmp_path), str(other), "--json"]) == 0
-    changes = json.loads(capsys.readouterr().out)
-    assert {"where": "in/second", "what": "gone", "before": "", "after": ""} in changes
-
-
-@pytest.mark.parametrize("content", [None, "{", '{"version": 9, "warnings": []}'])
-def test_a_file_that_is_none(tmp_path, capsys, content):
-    path = tmp_path / "a.json"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(SystemExit) as caught:
-        main(["placement", str(path)])
-    assert caught.value.code == 2
-    error = capsys.readouterr().err
-    assert str(path) in error
-    assert len(error.splitlines()) == 1

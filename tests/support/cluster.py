@@ -16,9 +16,20 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 DRIVER_NAME = "libnvidia-ml.so.1"
-# Forks of a process that has imported everything already: TensorFlow alone takes seconds.
+# Forks of a process that has imported everything already: TensorFlow alone takes seconds. Modules
+# of this folder cannot be among them, as Python gives that process no `sys.path` and skips in
+# silence what it does not find.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["trainee"])
+PROCESSES.set_forkserver_preload(
+    [
+        "keras",
+        "tensorflow",
+        "keras_mgpu.callbacks.device_placement_logger",
+        "keras_mgpu.callbacks.distributed_checkpoint",
+        "keras_mgpu.callbacks.gpu_metrics",
+        "keras_mgpu.pipeline.pipeline_split",
+    ]
+)
 
 
 def mirrored(devices):
@@ -51,7 +62,8 @@ def compile_driver(source, folder):
     """Compiles a stand-in for NVIDIA's driver library to where its own package looks for it."""
     library = folder / DRIVER_NAME
     path = HERE / "nvml" / source
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(path)], check=True)
+    name = f"-Wl,-soname,{library.name}"  # By which a program finds it that has loaded it already.
+    subprocess.run(["cc", "-shared", "-fPIC", name, "-o", str(library), str(path)], check=True)
     return folder
 
 
@@ -83,6 +95,12 @@ def start(jobs, script, *arguments):
         environment = {"TF_CONFIG": config, "CUDA_VISIBLE_DEVICES": "-1"}
         processes.append(ScriptProcess(HERE / script, arguments, environment, ends))
     return processes
+
+
+def run(script, *arguments, timeout=240):
+    """Runs a script of this folder in a process of its own; returns what it printed."""
+    process = ScriptProcess(HERE / script, arguments, {"CUDA_VISIBLE_DEVICES": "-1"}, ends=None)
+    return finish([process], timeout)[0]
 
 
 class ScriptProcess:

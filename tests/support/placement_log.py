@@ -5,7 +5,6 @@ import json
 import os
 import sys
 
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "0"
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
 import keras

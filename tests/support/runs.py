@@ -77,7 +77,7 @@ class Interrupted(Exception):
 
 
 class InterruptAfter(keras.callbacks.Callback):
-    """Ends a run after so many batches, without a word to anyone."""
+    """Ends a run after a number of batches, without notice to any callback."""
 
     def __init__(self, num_batches):
         super().__init__()
@@ -90,7 +90,7 @@ class InterruptAfter(keras.callbacks.Callback):
 
 
 class InterruptValidation(keras.callbacks.Callback):
-    """Ends a run behind the last batch of an epoch."""
+    """Ends a run after the last batch of an epoch."""
 
     def on_test_begin(self, logs=None):
         raise Interrupted

@@ -1,4 +1,4 @@
-"""A run in a process of its own, that tells how far it is and may be killed at any moment."""
+"""A run in its own process, which reports its progress and may be killed at any time."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Checkpoints for loops without callbacks."""
+"""Functions that save and restore checkpoints in training loops without callbacks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 import keras
 
-from keras_mgpu.checkpoints.loading import Loaded, damages, load, newest_intact
+from keras_mgpu.checkpoints.damage import damages
+from keras_mgpu.checkpoints.loading import Loaded, load, newest_intact
 from keras_mgpu.checkpoints.manifest import DamagedError, Manifest
-from keras_mgpu.checkpoints.resumable import ResumableDataset
+from keras_mgpu.checkpoints.resumable_dataset import Position, ResumableDataset
 from keras_mgpu.checkpoints.retention import Retention
 from keras_mgpu.checkpoints.saver import Saver
 from keras_mgpu.checkpoints.store import Entry, Store, parse_path
@@ -24,12 +25,12 @@ logger = logging.getLogger("keras_mgpu")
 
 @dataclass(frozen=True)
 class RestoredCheckpoint:
-    """What was restored.
+    """Describes the checkpoint that was restored.
 
     Args:
-        path: Where it was.
+        path: Path of the checkpoint.
         step: Training steps taken when it was saved.
-        epoch: The epoch that was running, or is to begin.
+        epoch: The epoch that was running or, if `batch` is 0, the next one.
         batch: Batches of that epoch that were trained.
         values: The values saved with it.
     """
@@ -54,29 +55,30 @@ def save_checkpoint(
     keep_last: int | None = None,
     worker_timeout: float = 600.0,
 ) -> str:
-    """Saves a run, and returns the path of the checkpoint once it is on disk.
+    """Saves a training run, and returns when the checkpoint is on disk.
 
-    Every worker calls it, after the same step.
+    With several workers, all of them must call it after the same step.
 
     Args:
         directory: Where to save: any path that `tf.io.gfile` can write.
-        model: The model, built.
-        step: Training steps taken. Defaults to those of the optimizer.
-        epoch: The epoch that runs or, if `batch` is 0, is to begin.
+        model: The model. It must be built.
+        step: Training steps taken. Defaults to the optimizer's iterations.
+        epoch: The running epoch or, if `batch` is 0, the next one.
         batch: Batches of that epoch that were trained.
-        values: Numbers to keep with it, such as a loss.
-        optimizer: Defaults to the one the model was compiled with.
-        data: Made by `keras_mgpu.resumable`; its position is saved.
-        keep_last: Delete all but so many of the newest afterwards. Defaults to keeping all.
-        worker_timeout: Seconds that workers wait for one another's part.
+        values: Numbers to save with it, such as a loss.
+        optimizer: The optimizer. Defaults to the one the model was compiled with.
+        data: Data made by `keras_mgpu.resumable`, whose position is saved.
+        keep_last: Number of newest checkpoints to keep. Defaults to `None`, which keeps all.
+        worker_timeout: Seconds that workers wait for one another. Defaults to 600.
+
+    Returns:
+        The path of the checkpoint.
     """
     directory = check_directory(directory)
     make_directory(directory)
     workers = workers_of(model.distribute_strategy)
     state = TrainingState(model, optimizer, workers)
-    place = None
-    if data is not None:
-        place = replace(data.running, batch=batch) if batch else data.next
+    place = None if data is None else _position(data, batch)
     snapshot = state.snapshot(
         state.step if step is None else step,
         epoch,
@@ -103,21 +105,27 @@ def restore_checkpoint(
     optimizer: Any = None,
     data: ResumableDataset | None = None,
 ) -> RestoredCheckpoint | None:
-    """Restores a run; returns what was restored, or `None` if there is no intact checkpoint.
+    """Restores a training run.
 
-    Every file is checked before a variable is touched. Every worker calls it.
+    Every file is checked before any variable is changed. With several workers, all of them must
+    call it.
 
     Args:
-        path: A directory of checkpoints, of which the newest intact one is taken, or the path of
-            one checkpoint.
-        model: The model, built; under any strategy, split or not.
-        strict: Whether to refuse a checkpoint that does not have just the variables of this model
-            and optimizer. Otherwise what fits is taken, and what was left is logged.
-        optimizer: Defaults to the one the model was compiled with.
-        data: Made by `keras_mgpu.resumable`; its next iteration begins where the run was.
+        path: The path of one checkpoint, or a directory of checkpoints, of which the newest
+            intact one is restored.
+        model: The model. It must be built. It can be under any strategy, split or not.
+        strict: Whether the checkpoint must have exactly the variables of the model and its
+            optimizer. If `False`, what fits is restored, and the rest is logged. Defaults to
+            `True`.
+        optimizer: The optimizer. Defaults to the one the model was compiled with.
+        data: Data made by `keras_mgpu.resumable`. Its next iteration begins at the saved
+            position.
+
+    Returns:
+        A description of the checkpoint, or `None` if there is no intact one.
 
     Raises:
-        ValueError: If the checkpoint does not fit. Lists what is missing, unexpected or different.
+        ValueError: If the checkpoint does not match. Lists every difference.
     """
     workers = workers_of(model.distribute_strategy)
     state = TrainingState(model, optimizer, workers)
@@ -133,7 +141,8 @@ def restore_checkpoint(
     place = state.place(loaded)
     if data is not None and (place is None or not data.seek(place)):
         logger.warning(
-            "The data begins anew: no position was saved, or it was one in data of another length."
+            "The data starts from the beginning: the checkpoint has no position, or one in data "
+            "of another length."
         )
     found = loaded.manifest
     return RestoredCheckpoint(
@@ -142,14 +151,21 @@ def restore_checkpoint(
 
 
 def latest_checkpoint(directory: Any) -> str | None:
-    """The path of the newest checkpoint whose files are all there, or `None`.
+    """Returns the path of the newest complete checkpoint, or `None`.
 
-    Sizes are looked at, not every byte: that happens when it is restored.
+    Only the sizes of files are checked. Their content is checked when it is restored.
+
+    Args:
+        directory: A directory of checkpoints.
     """
     for entry in reversed(Store(check_directory(directory)).entries()):
         if not damages(entry, full=False):
             return entry.path
     return None
+
+
+def _position(data: ResumableDataset, batch: int) -> Position:
+    return replace(data.running, batch=batch) if batch else data.next
 
 
 def _load(path: str, accept: Any, may_set_aside: bool) -> Loaded | None:

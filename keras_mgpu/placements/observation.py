@@ -1,4 +1,4 @@
-"""Watches one run of a model's function and makes the report of it."""
+"""Watches one run of a model's function and makes a report of it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import tensorflow as tf
 
 from keras_mgpu.internals import tf_graph_collection
 from keras_mgpu.model.split_model import is_split, unsplit
-from keras_mgpu.placements import kernels
 from keras_mgpu.placements.analysis import make_report
 from keras_mgpu.placements.layer_scopes import LayerScopes
+from keras_mgpu.placements.op_placements import obstacle
 from keras_mgpu.placements.report import PlacementReport
 from keras_mgpu.placements.traced_function import TracedFunction
-from keras_mgpu.system.devices import available, is_there, kind_of, short
+from keras_mgpu.system.devices import available, kind_of, short
 
 _NO_DEVICE = re.compile(
     r"Unable to find any devices|Cannot assign a device|Could not satisfy|no supported kernel"
@@ -25,31 +25,31 @@ _NO_DEVICE = re.compile(
 
 
 class PlacementError(ValueError):
-    """Ops ask for devices that they cannot have, and soft placement is off."""
+    """Soft placement is off, and some ops cannot run on the device they ask for."""
 
 
 def report_of(
     model: Any, graphs: Sequence[Any], function: Any, num_samples: int | None
 ) -> PlacementReport:
-    """The report of what ran.
+    """Reports where the ops of a function ran.
 
     Args:
         model: The model, split or not.
-        graphs: What `collected` has found.
-        function: What ran: a `tf.function`, or a Python function around one, or `None`.
-        num_samples: Samples of the batch in one replica, if they are known.
+        graphs: What `collected_graphs` has found.
+        function: What ran: a `tf.function`, a Python function around one, or `None`.
+        num_samples: Samples of the batch in one replica, or `None` if not known.
     """
-    with _without_collector():
+    with _without_garbage_collection():
         size = num_samples or TracedFunction(function, 1).batch_size or 1
         size = -(-size // (model.micro_batches if is_split(model) else 1))
         return make_report(model, graphs, TracedFunction(function, size), size)
 
 
 @contextlib.contextmanager
-def collected(function: Any) -> Iterator[list[Any]]:
-    """The list then holds the graphs of what was run inside.
+def collected_graphs(function: Any) -> Iterator[list[Any]]:
+    """Yields a list that holds the graphs of what was run inside, once the block ends.
 
-    A function that was run before is placed anew, which takes no trace.
+    A function that was run before is placed again, but not traced again.
     """
     if function is None or TracedFunction(function, 1).is_traced:
         tf_graph_collection.forget_placements()
@@ -58,13 +58,13 @@ def collected(function: Any) -> Iterator[list[Any]]:
         try:
             yield found
         finally:
-            with _without_collector():
+            with _without_garbage_collection():
                 stack.close()
 
 
 @contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
-    """Just after tracing there is so much to look through that Python's collector takes longest."""
+def _without_garbage_collection() -> Iterator[None]:
+    """Just after tracing, so many objects exist that looking for garbage takes the most time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -75,10 +75,10 @@ def _without_collector() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def explaining(model: Any, function: Any) -> Iterator[None]:
-    """Turns TensorFlow's refusal to place an op into a sentence about layers.
+def explained_errors(model: Any, function: Any) -> Iterator[None]:
+    """Turns TensorFlow's refusal to place an op into an error that names layers.
 
-    Without soft placement, TensorFlow names a device and most often not who asked for it.
+    Without soft placement, TensorFlow names a device, and rarely the op that asked for it.
     """
     try:
         yield
@@ -87,24 +87,21 @@ def explaining(model: Any, function: Any) -> Iterator[None]:
         if not _NO_DEVICE.search(error.message) or not found:
             raise
         raise PlacementError(
-            "Soft placement is off, and not every op can have the device it asks for:\n"
+            "Soft placement is off, and some ops cannot run on the device they ask for:\n"
             + "".join(f"  {line}\n" for line in found)
-            + f"These devices are there: {', '.join(available())}. To let TensorFlow choose "
-            "others, call `tf.config.set_soft_device_placement(True)`."
+            + f"Available devices: {', '.join(available())}. To let TensorFlow choose another "
+            "device, call `tf.config.set_soft_device_placement(True)`."
         ) from error
 
 
 def _unplaceable(model: Any, traced: TracedFunction) -> list[str]:
-    """For each layer and device that cannot be had, a line."""
+    """One line for each layer and device that it cannot have."""
     scopes = LayerScopes(unsplit(model))
     ops: dict[tuple[str, str, str], list[str]] = {}
     for node in traced.nodes():
-        kind = kind_of(node.device) if node.device else ""
-        if not kind or node.op in ("Const", "NoOp", "Placeholder"):
+        if not kind_of(node.device) or node.op in ("Const", "NoOp", "Placeholder"):
             continue
-        reason = kernels.why_not(node, kind)
-        if not reason and not is_there(node.device):
-            reason = f"there is no {short(node.device)} here"
+        reason = obstacle(node, node.device)
         if reason:
             layer, _ = scopes.owner_of(node.name)
             ops.setdefault((layer, short(node.device), reason), []).append(node.op)

@@ -1,4 +1,4 @@
-"""What TensorFlow's kernel registry knows: which kinds of devices can run an op."""
+"""Which kinds of devices can run an op, according to TensorFlow's kernel registry."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from keras_mgpu.internals.tf_kernels import registered_kernels
 
 
 def can_run(node: Any, device_type: str) -> bool:
-    """Whether there is a kernel for a node, with its types, on a kind of device.
+    """Whether a kernel exists for a node, with its types, on a kind of device.
 
-    The CPU runs everything, and what no kernel does, such as a call of a function, can be anywhere.
+    The CPU runs everything. Ops without any kernel, such as function calls, can be anywhere.
     """
     found = () if device_type == "CPU" else registered_kernels().get(node.op, ())
     return not found or any(
@@ -20,8 +20,8 @@ def can_run(node: Any, device_type: str) -> bool:
     )
 
 
-def why_not(node: Any, device_type: str) -> str:
-    """Says that there is no kernel for a node on a kind of device; `""` if there is one."""
+def missing_kernel(node: Any, device_type: str) -> str:
+    """Names the kernel that a node lacks on a kind of device; `""` if it exists."""
     if can_run(node, device_type):
         return ""
     if not any(kernel.device_type == device_type for kernel in registered_kernels()[node.op]):
@@ -31,7 +31,7 @@ def why_not(node: Any, device_type: str) -> str:
 
 
 def _allows(kernel: Any, node: Any) -> bool:
-    """Whether the types of a node are among those that a kernel is for."""
+    """Whether a kernel is registered for the types of a node."""
     for constraint in kernel.constraint:
         value = node.attr.get(constraint.name)
         types = set(value.list.type) or {value.type} if value is not None else set()

@@ -1,7 +1,7 @@
-"""What lies between two GPUs, as the driver tells it.
+"""What connects two GPUs, according to the driver.
 
-Needs the package `nvidia-ml-py` (the extra `nvidia`). Without it, or without a driver, nothing is
-said. GPUs are known by their bus: the driver numbers them in another order than CUDA may.
+Needs the package `nvidia-ml-py` (the extra `nvidia`). Without it, or without a driver, links are
+not known. GPUs are identified by their bus, because CUDA may number them in another order.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 from keras_mgpu.system.devices import buses_of_gpus
 
 
-def between(source: str, target: str) -> str:
-    """The link between two devices by TensorFlow's names; `""` if it is not known."""
+def link_between(source: str, target: str) -> str:
+    """The link between two devices, given by their full names; `""` if it is not known."""
     buses = [buses_of_gpus().get(device) for device in (source, target)]
     if None in buses:
         return ""
-    return between_buses(str(buses[0]), str(buses[1]))
+    return link_between_buses(str(buses[0]), str(buses[1]))
 
 
 @functools.cache
-def between_buses(one: str, other: str) -> str:
-    """The link between the GPUs at two places of the PCI bus."""
+def link_between_buses(one: str, other: str) -> str:
+    """The link between the GPUs at two PCI addresses."""
     if one == other:
         return "same GPU"
     with _driver() as nvml:
@@ -48,7 +48,7 @@ def _has_nvlink(nvml: Any, one: Any, other: Any) -> bool:
 
 @contextlib.contextmanager
 def _driver() -> Iterator[Any]:
-    """The driver's library, or `None` if there is none or it does not answer."""
+    """Yields the driver's library, or `None` if it is missing or does not answer."""
     try:
         import pynvml
     except ImportError:

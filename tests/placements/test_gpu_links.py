@@ -1,0 +1,36 @@
+"""Links between GPUs, with a stand-in for the driver that NVIDIA's own package loads."""
+
+import json
+
+import cluster
+import pytest
+
+from keras_mgpu.placements.gpu_links import link_between
+
+BUSES = ["0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:81:00.0"]
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    """The compiled stand-in."""
+    folder = cluster.compile_driver("links.c", tmp_path_factory.mktemp("driver"))
+    return folder / "libnvidia-ml.so.1"
+
+
+def ask(driver, pairs):
+    printed = cluster.run("gpu_link_pairs.py", driver, json.dumps(pairs))
+    return json.loads(printed.splitlines()[-1])  # TensorFlow may log before it.
+
+
+def test_links(driver):
+    pairs = [(BUSES[0], bus) for bus in BUSES] + [(BUSES[2], BUSES[1]), (BUSES[0], "0000:99:00.0")]
+    found = ask(driver, pairs)
+    assert found == ["same GPU", "NVLink", "PCIe", "through the host", "PCIe", ""]
+
+
+def test_without_a_driver():
+    assert ask("none", [(BUSES[0], BUSES[1])]) == [""]
+
+
+def test_a_cpu_has_no_link():
+    assert link_between("/device:CPU:0", "/device:CPU:1") == ""
