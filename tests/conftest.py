@@ -1,5 +1,6 @@
 """Four logical CPU devices stand in for GPUs, in every test process."""
 
+import gc
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -12,6 +13,12 @@ from keras_mgpu.system.devices import logical_devices
 DEVICES = logical_devices(4)
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(2)
+
+
+def pytest_collection_finish():
+    """What is imported by now stays: Keras, once per test, need not look for garbage in it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
