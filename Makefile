@@ -4,12 +4,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: help demo test torture check format docs bench clean
+.PHONY: help demo test torture compatibility check format docs bench clean
 
 help:
 	@echo "make demo    split a small model, train it, and check it against the unsplit one"
 	@echo "make test    run all tests"
-	@echo "make torture kill runs at 200 random moments, flip more bits, split larger models"
+	@echo "make torture kill runs at 200 random points in time, flip more bits, split larger models"
+	@echo "make compatibility  all tests on older versions of Python, TensorFlow and Keras"
 	@echo "make check   formatter, linter, types"
 	@echo "make docs    write docs/api.md from the docstrings"
 	@echo "make bench   run the benchmarks"
@@ -30,6 +31,10 @@ KILLS ?= 200
 torture: $(VENV)/installed
 	KERAS_MGPU_TORTURE=$(KILLS) $(BIN)/python -m pytest -q -s tests/checkpoints/test_faults.py tests/test_applications.py
 
+# Other versions of Python, TensorFlow and Keras, each in an environment of its own.
+compatibility:
+	$(PYTHON) tests/compatibility.py
+
 check: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -48,4 +53,4 @@ bench: $(VENV)/installed
 	$(BIN)/python benchmarks/run.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .compatibility build *.egg-info .pytest_cache .mypy_cache .ruff_cache

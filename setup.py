@@ -11,7 +11,7 @@ exec((HERE / "keras_mgpu" / "version.py").read_text(encoding="utf-8"), VERSION)
 setup(
     name="keras-mgpu",
     version=VERSION["__version__"],
-    description="Keras models over several GPUs: pipelined training to the same numbers.",
+    description="Train Keras models on several GPUs, with the same numbers as on one.",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
@@ -19,9 +19,9 @@ setup(
     package_data={"keras_mgpu": ["py.typed"]},
     python_requires=">=3.10,<3.14",
     install_requires=[
-        "tensorflow>=2.21",
-        "keras>=3.15",
-        "tensorboard>=2.21",
+        "tensorflow>=2.19",
+        "keras>=3.12",
+        "tensorboard>=2.19",
         "numpy",
         "pillow>=10.1",
         "psutil>=5.9",
@@ -29,7 +29,7 @@ setup(
     ],
     extras_require={
         "bench": ["torch==2.13.0"],
-        "cuda": ["tensorflow[and-cuda]>=2.21"],
+        "cuda": ["tensorflow[and-cuda]>=2.19"],
         "nvidia": ["nvidia-ml-py>=12"],
         "dev": [
             "hypothesis>=6",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,18 @@ GROUPS = {
     "Metrics": ("GPUMetrics",),
     "Devices and workers": ("pick_devices", "logical_devices", "enable_multi_worker_fit"),
 }
-# What Keras has already told of its own methods.
-KERAS_OWN = re.compile(r"on_\w+|set_\w+|(train|test|predict)_step|get_config|from_config")
+# Methods that Keras documents or calls, and hooks of our own base classes.
+HOOKS = re.compile(r"before_use|on_\w+|set_\w+|(train|test|predict)_step|get_config|from_config")
+LISTS = ("Args:", "Raises:", "Attributes:")
+SECTIONS = (*LISTS, "Returns:", "Example:")
 
 
 def text() -> str:
-    """The whole page."""
-    parts = ["# API\n", "Made from the docstrings by `make docs`; a test compares.\n"]
+    """Returns the whole page."""
+    parts = [
+        "# API\n",
+        "Generated from the docstrings by `make docs`. A test checks that it is up to date.\n",
+    ]
     for title, names in GROUPS.items():
         parts.append(f"## {title}\n")
         for name in names:
@@ -42,13 +48,13 @@ def _entry(name: str, thing: Any, level: str) -> list[str]:
     parts = [f"{level} `{name}{_signature(thing)}`\n", _markdown(inspect.getdoc(thing) or "")]
     if inspect.isclass(thing):
         for each, member in vars(thing).items():
-            if not each.startswith("_") and not KERAS_OWN.fullmatch(each):
+            if not each.startswith("_") and not HOOKS.fullmatch(each):
                 parts += _member(each, member)
     return parts
 
 
 def _member(name: str, member: Any) -> list[str]:
-    """A method or property that the class itself documents."""
+    """Documents a method or property that the class itself defines."""
     if isinstance(member, property):
         return [f"- `.{name}`: {_first_line(member)}\n"] if member.__doc__ else []
     function = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
@@ -62,7 +68,7 @@ def _first_line(thing: Any) -> str:
 
 
 def _signature(thing: Any) -> str:
-    """Names and defaults; types are in the code."""
+    """Returns the names and defaults of all parameters, without their types."""
     parameters = [
         each.replace(annotation=inspect.Parameter.empty)
         for each in inspect.signature(thing).parameters.values()
@@ -72,21 +78,44 @@ def _signature(thing: Any) -> str:
 
 
 def _markdown(doc: str) -> str:
-    """Sections such as `Args:` become bold, and what they list a list."""
-    lines = []
-    is_listed = False
-    for line in doc.splitlines():
-        if line in ("Args:", "Raises:", "Returns:", "Attributes:", "Example:"):
-            is_listed = line in ("Args:", "Raises:", "Attributes:")
+    """Formats a docstring: section titles in bold, arguments as lists, doctests as code blocks."""
+    lines: list[str] = []
+    section = ""
+    is_code = False
+    for line in _fence_doctests(doc.splitlines()):
+        is_fence = line.lstrip().startswith("```")
+        is_code ^= is_fence
+        if is_code or is_fence:
+            lines.append(line)
+        elif line in SECTIONS:
+            section = line
             lines += [f"**{line.rstrip(':')}**", ""]
-        elif is_listed and (match := re.fullmatch(r" {4}(\*?\w+): (.*)", line)):
-            lines.append(f"- `{match[1]}`: {match[2]}")
-        elif is_listed and line.startswith("     "):
-            lines.append(f"  {line.strip()}")
         else:
-            is_listed = is_listed and line.startswith(" ")
-            lines.append(line.strip() if line.startswith("    ") and "```" not in doc else line)
-    return "\n".join(lines) + "\n"
+            section = section if line.startswith(" ") or not line else ""
+            lines.append(_listed(line) if section in LISTS else line.removeprefix("    "))
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)) + "\n"
+
+
+def _listed(line: str) -> str:
+    """An argument as an item of a list, or one more line of it."""
+    if match := re.fullmatch(r" {4}(\*?\w+): (.*)", line):
+        return f"- `{match[1]}`: {match[2]}"
+    return f"  {line.strip()}".rstrip()
+
+
+def _fence_doctests(lines: Sequence[str]) -> Iterator[str]:
+    """Puts every doctest into a code block. It ends at the next empty line."""
+    is_open = False
+    for line in lines:
+        if line.startswith(">>>") and not is_open:
+            is_open = True
+            yield "```pycon"
+        elif not line and is_open:
+            is_open = False
+            yield "```"
+        yield line
+    if is_open:
+        yield "```"
 
 
 if __name__ == "__main__":

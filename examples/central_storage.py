@@ -1,4 +1,4 @@
-"""A large embedding in the host's memory, while several devices compute with it.
+"""A large embedding in host memory, used by several devices.
 
 python examples/central_storage.py
 """
@@ -42,20 +42,21 @@ def main():
         verbose=0,
         callbacks=[km.DevicePlacementLogger()],
     )
-    # Keras 3.15 reports losses and metrics wrongly here; weights are right.
+    # Under this strategy, the losses and metrics that Keras 3.15 reports are wrong. The weights are
+    # correct.
     guesses = model.predict(words, batch_size=256, verbose=0).argmax(axis=1)
-    print(f"\nright: {np.mean(guesses == classes):.1%}")
+    print(f"\naccuracy: {np.mean(guesses == classes):.1%}")
 
 
 def pick_devices(count):
-    """The host's CPU, and devices to compute on."""
+    """Returns the host's CPU and the devices that compute."""
     if len(tf.config.list_physical_devices("GPU")) >= count:
         return ["/CPU:0", *km.pick_devices(count)]
     return km.logical_devices(count + 1)
 
 
 def texts(num_words, count):
-    """Each text is of a quarter of the words: that is its class."""
+    """Returns texts and classes: the words of a text come from the quarter that is its class."""
     rng = np.random.default_rng(0)
     classes = rng.integers(0, 4, count)
     words = rng.integers(0, num_words // 4, (count, 16)) + classes[:, None] * (num_words // 4)
@@ -64,7 +65,9 @@ def texts(num_words, count):
 
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--devices", type=int, default=2, help="that compute (default: 2)")
+    parser.add_argument(
+        "--devices", type=int, default=2, help="number of devices that compute (default: 2)"
+    )
     parser.add_argument("--tiny", action="store_true", help="a small embedding, for tests")
     return parser.parse_args()
 

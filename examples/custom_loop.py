@@ -1,4 +1,4 @@
-"""A training loop of one's own over mirrored devices, with the same callbacks as `fit`.
+"""A custom training loop over mirrored devices, with the same callbacks as `fit`.
 
 python examples/custom_loop.py
 tensorboard --logdir custom_loop_run
@@ -48,7 +48,7 @@ def main():
 
 
 def make_model(strategy):
-    """Everything that makes variables is in the strategy's scope."""
+    """Creates all variables in the strategy's scope."""
     with strategy.scope():
         model = keras.Sequential(
             [
@@ -69,7 +69,7 @@ def make_step(strategy, model):
 
     def on_replica(x, y):
         with tf.GradientTape() as tape:
-            # A sum over the whole batch divided by its size, whatever part of it is here.
+            # Each replica sees a part of the batch, so divide by the size of the whole batch.
             loss = loss_of(y, model(x, training=True)) / BATCH_SIZE
         weights = model.trainable_variables
         model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
@@ -90,9 +90,11 @@ def digits(is_tiny):
 
 def parse_options(folder):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--devices", type=int, default=2, help="(default: 2)")
-    parser.add_argument("--folder", default=folder, help=f"(default: {folder})")
-    parser.add_argument("--die-after", type=int, default=0, metavar="BATCHES", help="(with resume)")
+    parser.add_argument("--devices", type=int, default=2, help="number of devices (default: 2)")
+    parser.add_argument("--folder", default=folder, help=f"output folder (default: {folder})")
+    parser.add_argument(
+        "--die-after", type=int, default=0, metavar="BATCHES", help="used by custom_loop_resume.py"
+    )
     parser.add_argument("--tiny", action="store_true", help="few images, for tests")
     return parser.parse_args()
 

@@ -1,7 +1,7 @@
-"""The custom loop with checkpoints: kill it, start it again, and it goes on at the very batch.
+"""The custom training loop with checkpoints: kill it, start it again, and it resumes.
 
-python examples/custom_loop_resume.py --die-after 40   # kills itself with SIGKILL in the middle
-python examples/custom_loop_resume.py                  # goes on
+python examples/custom_loop_resume.py --die-after 40   # kills itself with SIGKILL
+python examples/custom_loop_resume.py                  # resumes at the exact batch
 """
 
 import os
@@ -23,9 +23,9 @@ def main():
     )
     callbacks = keras.callbacks.CallbackList([checkpoint], model=model, add_history=True)
 
-    callbacks.on_train_begin()  # Restores, if there is something.
+    callbacks.on_train_begin()  # Restores the latest checkpoint, if any.
     if checkpoint.initial_epoch or checkpoint.initial_batch:
-        print(f"Going on in epoch {checkpoint.initial_epoch}, batch {checkpoint.initial_batch}")
+        print(f"Resuming in epoch {checkpoint.initial_epoch}, batch {checkpoint.initial_batch}")
     left = options.die_after
     for epoch in range(checkpoint.initial_epoch, 4):
         callbacks.on_epoch_begin(epoch)
@@ -35,7 +35,7 @@ def main():
             callbacks.on_train_batch_end(number, {"loss": loss})
             left -= 1
             if left == 0:
-                print("Killing myself now.", flush=True)
+                print("Killing this process now.", flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
         callbacks.on_epoch_end(epoch, {"loss": float(loss)})
     callbacks.on_train_end()

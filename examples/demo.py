@@ -1,11 +1,10 @@
-"""Splits a small residual network over devices, trains it, and checks it against the unsplit one.
+"""Splits a small residual network over devices, trains it, and compares it with unsplit Keras.
 
-Run it first: it needs no GPU, no download and about a minute, and shows every promise being kept.
+Start here: it needs no GPU, no download and about a minute.
 """
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import os
 import subprocess
@@ -18,7 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 @contextlib.contextmanager
 def quiet_stderr():
-    """TensorFlow prints a few lines at import before it reads any log level."""
+    """Hides what TensorFlow prints at import, before it reads the log level."""
     kept = os.dup(2)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)
@@ -40,9 +39,9 @@ with quiet_stderr():
     import keras_mgpu
 
 BATCH_SIZE = 64
-TOLERANCE = 1e-4  # Far above rounding errors of 32-bit floats, far below any real mistake.
+TOLERANCE = 1e-4  # Well above float32 rounding errors, well below any real error.
 
-# Runs in a process of its own, where `import keras_mgpu` fails.
+# Runs in a separate process, where `import keras_mgpu` fails.
 OPEN_THE_FILE = """
 import json, sys
 sys.modules["keras_mgpu"] = None
@@ -64,7 +63,7 @@ def main():
     options = parse_options()
     options.out.mkdir(parents=True, exist_ok=True)
     keras.utils.set_random_seed(1)
-    # On GPUs that have it, the short TF32 format would blur the comparison.
+    # On GPUs that support it, TF32 is too imprecise for the comparison.
     tf.config.experimental.enable_tensor_float_32_execution(False)
     devices = choose_devices(options.devices)
     train, valid = load_data(options.tiny)
@@ -88,36 +87,45 @@ def main():
     heading("The saved file, without keras_mgpu")
     is_plain = check_file(split, valid, result, options.out)
 
-    heading("See it")
+    heading("View it in TensorBoard")
     print(f"{tensorboard_command()} --logdir {options.out / 'logs'}")
     return 0 if is_same and is_plain else 1
 
 
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--devices", type=int, metavar="N", help="how many (default: GPUs, or 2)")
-    parser.add_argument("--micro-batches", type=int, default=8, metavar="N")
+    parser.add_argument(
+        "--devices",
+        type=int,
+        metavar="N",
+        help="number of devices (default: all GPUs up to 4, or 2)",
+    )
+    parser.add_argument("--micro-batches", type=int, default=8, metavar="N", help="(default: 8)")
     parser.add_argument("--epochs", type=int, metavar="N", help="(default: 10)")
     parser.add_argument("--out", type=Path, default=Path("demo_run"), metavar="DIR")
-    parser.add_argument("--tiny", action="store_true", help="less of everything, for tests")
+    parser.add_argument(
+        "--tiny", action="store_true", help="a small model and little data, for tests"
+    )
     options = parser.parse_args()
     options.epochs = options.epochs or (1 if options.tiny else 10)
     return options
 
 
 def choose_devices(num_devices):
-    """Up to four GPUs, or logical CPU devices where there are not enough."""
+    """Returns up to four GPUs, or logical CPU devices if there are not enough."""
     num_gpus = len(tf.config.list_physical_devices("GPU"))
     num_devices = num_devices or (min(num_gpus, 4) if num_gpus > 1 else 2)
     if num_gpus >= num_devices:
         return [f"/GPU:{index}" for index in range(num_devices)]
-    print(f"Not enough GPUs: {num_devices} logical devices of the CPU stand in. They share its")
-    print("cores, so they show that a split works, not how fast it is.")
+    print(
+        f"Not enough GPUs: using {num_devices} logical CPU devices. They share the same cores, so"
+    )
+    print("they show that splitting works, not how fast it is.")
     return keras_mgpu.logical_devices(num_devices)
 
 
 def load_data(tiny):
-    """Scanned digits of 8x8 pixels, which scikit-learn brings along: training, validation."""
+    """Returns training and validation data: scanned digits of 8x8 pixels, from scikit-learn."""
     digits = load_digits()
     x = (digits.images / 16).astype("float32")[..., None]
     x_train, x_valid, y_train, y_valid = train_test_split(
@@ -128,7 +136,7 @@ def load_data(tiny):
 
 
 def residual_network(width):
-    """Normalizes over groups of channels, not over the batch: no number depends on its size."""
+    """Uses group normalization, which does not depend on the batch."""
     image = keras.Input((8, 8, 1))
     x = layers.Conv2D(width, 3, padding="same")(image)
     x = residual_block(x, width)
@@ -151,8 +159,8 @@ def normalize(x):
 
 
 def compile_for(model, num_steps):
-    # Adam divides each gradient by its own size: where it should be zero, it makes a step out of
-    # a rounding error, and weights could not be compared.
+    # Adam divides each gradient by its magnitude. It turns the rounding error of a zero gradient
+    # into a full step, so weights could not be compared.
     rate = keras.optimizers.schedules.CosineDecay(0.05, num_steps)
     model.compile(
         keras.optimizers.SGD(rate, momentum=0.9, nesterov=True),
@@ -166,23 +174,22 @@ def show_split(split):
     timeline = keras_mgpu.replay(split.schedule)
     print(f"\nOne step of {split.micro_batches} micro-batches (F forward, B backward, . idle):\n")
     print(timeline.draw())
-    print(f"\nBubble: {timeline.bubble:.0%} of the time idle, were all stages equally fast.")
-    print("Peak:   " + ", ".join(map(str, timeline.peak_live)) + " micro-batches alive, by stage.")
+    print(f"\nBubble: {timeline.bubble:.0%} idle time, if all stages are equally fast.")
+    print("Peak:   " + ", ".join(map(str, timeline.peak_live)) + " live micro-batches per stage.")
 
 
 def check_gradients(split, train):
-    """One step each way from the same state; `verify` changes nothing."""
+    """Compares one step, split and unsplit, from the same state. `verify` changes nothing."""
     x, y = train
     report = split.verify(x[:BATCH_SIZE], y[:BATCH_SIZE])
-    worst = sorted(report.gradients, key=lambda each: each.relative, reverse=True)[:3]
-    print(dataclasses.replace(report, gradients=tuple(worst)))
-    print(f"(the worst 3 of {len(report.gradients)} gradients)")
+    print(report.largest(3))
+    print(f"(the 3 largest of {len(report.whole_batch.gradients)} gradients)")
     return report.max_relative <= TOLERANCE
 
 
 def check_weights(split, unsplit, train, num_steps=5):
-    """Some steps each way from the same weights, on the same batches."""
-    # The last batch is smaller, and does not divide into the micro-batches.
+    """Compares the weights after some steps, split and unsplit, on the same batches."""
+    # The last batch is smaller and does not divide evenly into micro-batches.
     size = min(len(train[0]), num_steps * BATCH_SIZE - 27)
     x, y = train[0][:size], train[1][:size]
     for model in (split, unsplit):
@@ -202,7 +209,7 @@ def relative_difference(a, b):
 
 
 def fit(split, train, valid, epochs, logs):
-    """Plain Keras: returns loss and accuracy on images that it has not seen."""
+    """Trains as with plain Keras, and returns loss and accuracy on the validation data."""
     split.fit(
         *train,
         batch_size=BATCH_SIZE,
@@ -222,7 +229,7 @@ def check_file(split, valid, expected, out):
     np.savez(data_file, x=valid[0], y=valid[1])
     opened = subprocess.run(
         [sys.executable, "-c", OPEN_THE_FILE, model_file, data_file],
-        # This process holds the GPUs' memory: the other one takes the CPU.
+        # This process holds the memory of the GPUs, so the other one runs on the CPU.
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
         capture_output=True,
         text=True,
@@ -237,7 +244,7 @@ def check_file(split, valid, expected, out):
 
 
 def tensorboard_command():
-    """As one would type it from here."""
+    """Returns the command as typed from the current directory."""
     command = Path(sys.executable).with_name("tensorboard")
     if not command.exists():
         return "tensorboard"

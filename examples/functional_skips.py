@@ -1,6 +1,6 @@
-"""Cuts a U-Net by the names of its layers: skips that cross several stages, and two outputs.
+"""Cuts a U-Net by layer names, with skip connections across several stages and two outputs.
 
-A value goes straight from the stage that makes it to the stage that reads it, however far apart.
+A value goes directly from the stage that produces it to the stages that read it.
 """
 
 import argparse
@@ -46,13 +46,15 @@ def main():
 
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--devices", type=int, default=3, choices=CUTS, help="(default: 3)")
+    parser.add_argument(
+        "--devices", type=int, default=3, choices=CUTS, help="number of devices (default: 3)"
+    )
     parser.add_argument("--tiny", action="store_true", help="a tiny model, for tests")
     return parser.parse_args()
 
 
 def circles(num_images, size=16):
-    """Noisy pictures of a circle; what is asked for is its pixels, and its share of the picture."""
+    """Returns noisy images of a circle, and as targets its pixels and its share of the image."""
     random = np.random.default_rng(0)
     rows, columns = np.mgrid[:size, :size]
     center_row, center_column = random.uniform(4, size - 4, (2, num_images, 1, 1))
@@ -84,7 +86,7 @@ def conv(x, width, name):
 
 
 def show_skips(split):
-    """Which stages each stage reads from."""
+    """Prints which stages each stage reads from."""
     makers = {value: stage.index for stage in split.stages for value in stage.outputs}
     print()
     for stage in split.stages:

@@ -1,8 +1,8 @@
-"""Trains with checkpoints; kill it whenever you like, start it again, and it goes on.
+"""Trains with checkpoints: kill it at any time, start it again, and it resumes.
 
-python examples/kill_and_resume.py --die-after 40   # kills itself with SIGKILL in the middle
-python examples/kill_and_resume.py                  # goes on at the very batch
-keras-mgpu checkpoints resume_run/checkpoints       # what there is
+python examples/kill_and_resume.py --die-after 40   # kills itself with SIGKILL
+python examples/kill_and_resume.py                  # resumes at the exact batch
+keras-mgpu checkpoints resume_run/checkpoints       # lists the checkpoints
 """
 
 import argparse
@@ -23,7 +23,7 @@ import keras_mgpu as km
 def main():
     options = parse_options()
     logging.basicConfig(format="%(message)s")
-    logging.getLogger("keras_mgpu").setLevel(logging.INFO)  # Says where it goes on.
+    logging.getLogger("keras_mgpu").setLevel(logging.INFO)  # Logs where it resumes.
     keras.utils.set_random_seed(0)
     devices = km.pick_devices(options.devices)
     folder = Path(options.folder)
@@ -44,7 +44,7 @@ def main():
     history = model.fit(
         km.resumable(x, y, batch_size=32, seed=0),
         epochs=4,
-        shuffle=False,  # `resumable` shuffles.
+        shuffle=False,  # `resumable` shuffles already.
         verbose=2,
         callbacks=[
             keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=1),
@@ -56,7 +56,7 @@ def main():
 
 
 class Die(keras.callbacks.Callback):
-    """Ends the process at once, without a chance to clean up."""
+    """Kills the process, without a chance to clean up."""
 
     def __init__(self, after):
         super().__init__()
@@ -65,12 +65,12 @@ class Die(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.left -= 1
         if self.left == 0:
-            print("Killing myself now.", flush=True)
+            print("Killing this process now.", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def spirals(num):
-    """Points on three arms of a spiral."""
+    """Returns points on the three arms of a spiral, and their arms as classes."""
     rng = np.random.default_rng(0)
     arm, radius = rng.integers(0, 3, num), rng.uniform(0.1, 1, num)
     angle = 2 * np.pi * arm / 3 + 5 * radius + rng.normal(0, 0.1, num)
@@ -80,9 +80,15 @@ def spirals(num):
 
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--devices", type=int, default=2, help="1: unsplit (default: 2)")
-    parser.add_argument("--folder", default="resume_run", help="(default: resume_run)")
-    parser.add_argument("--die-after", type=int, default=0, metavar="BATCHES")
+    parser.add_argument(
+        "--devices", type=int, default=2, help="number of devices; 1 does not split (default: 2)"
+    )
+    parser.add_argument(
+        "--folder", default="resume_run", help="output folder (default: resume_run)"
+    )
+    parser.add_argument(
+        "--die-after", type=int, default=0, metavar="BATCHES", help="kill itself after BATCHES"
+    )
     parser.add_argument("--tiny", action="store_true", help="few points, for tests")
     return parser.parse_args()
 

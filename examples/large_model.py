@@ -1,6 +1,6 @@
-"""Splits a language model that never has to fit one device, and shows where its bytes are.
+"""Splits a language model that does not need to fit on one device, and shows where its bytes are.
 
-A model is built before it is split. Built in the host's memory, it may be larger than any GPU.
+A model is built before it is split. Built in host memory, it can be larger than any GPU.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def main():
 
     split = keras_mgpu.PipelineSplit(model, devices, micro_batches=4)
     split.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    # The first step makes the optimizer's slots: two of Adam's for every weight.
+    # The first step creates the optimizer slots: Adam has two per weight.
     tokens = np.random.default_rng(0).integers(0, 100, (8, LENGTH + 1))
     loss = split.train_on_batch(tokens[:, :-1], tokens[:, 1:])
     print(f"\nSplit, after a step of loss {float(loss):.3f}:\n")
@@ -40,20 +40,22 @@ def main():
 
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--devices", type=int, default=2, metavar="N", help="(default: 2)")
+    parser.add_argument(
+        "--devices", type=int, default=2, metavar="N", help="number of devices (default: 2)"
+    )
     parser.add_argument("--tiny", action="store_true", help="a tiny model, for tests")
     return parser.parse_args()
 
 
 def choose_devices(num_devices):
-    """GPUs, or logical devices beside the one that stands for the host."""
+    """Returns GPUs, or logical CPU devices other than the one that stands for the host."""
     if len(tf.config.list_physical_devices("GPU")) >= num_devices:
         return [f"/GPU:{index}" for index in range(num_devices)]
     return keras_mgpu.logical_devices(num_devices + 1)[1:]
 
 
 def language_model(num_tokens, width, depth):
-    """A decoder-only transformer of stock layers."""
+    """Returns a decoder-only transformer built from stock Keras layers."""
     tokens = keras.Input((LENGTH,), dtype="int32")
     x = layers.Embedding(num_tokens, width)(tokens)
     for _ in range(depth):

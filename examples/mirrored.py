@@ -1,4 +1,4 @@
-"""The whole model on every device, each with its part of the batch; with all callbacks.
+"""The whole model on every device, each with its part of the batch, with all callbacks.
 
 python examples/mirrored.py
 tensorboard --logdir mirrored_run
@@ -31,12 +31,12 @@ def main():
     with strategy.scope():
         model = make_model()
         model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    # The batch is that of all devices together.
+    # The batch size is the total over all devices.
     data = km.resumable(x.astype("float32") / 16, y, batch_size=32 * len(devices), seed=0)
     model.fit(
         data,
         epochs=2 if options.tiny else 10,
-        shuffle=False,  # `resumable` shuffles.
+        shuffle=False,  # `resumable` shuffles already.
         verbose=2,
         callbacks=[
             km.DistributedCheckpoint(folder / "checkpoints"),
@@ -45,7 +45,7 @@ def main():
             keras.callbacks.TensorBoard(folder / "logs"),
         ],
     )
-    print(f"\nLook at it: tensorboard --logdir {folder}")
+    print(f"\nView it with: tensorboard --logdir {folder}")
 
 
 def make_model():
@@ -64,8 +64,10 @@ def make_model():
 
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--devices", type=int, default=2, help="(default: 2)")
-    parser.add_argument("--folder", default="mirrored_run", help="(default: mirrored_run)")
+    parser.add_argument("--devices", type=int, default=2, help="number of devices (default: 2)")
+    parser.add_argument(
+        "--folder", default="mirrored_run", help="output folder (default: mirrored_run)"
+    )
     parser.add_argument("--tiny", action="store_true", help="few images, for tests")
     return parser.parse_args()
 

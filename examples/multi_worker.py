@@ -1,10 +1,11 @@
-"""Several workers with one model, in `fit`; Keras 3.15 needs a repair for that.
+"""Trains one model on several workers with `fit`, which needs a fix in Keras 3.15.
 
-On one machine, to try it, this starts all workers itself:
+To try it on one machine, let it start all workers:
 
 python examples/multi_worker.py --local
 
-On several machines, start it on each, with a folder that all of them reach, and with TF_CONFIG set:
+On several machines, start it on each one, with a `--folder` that all of them can reach and with
+TF_CONFIG set:
 {"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}
 """
 
@@ -34,11 +35,11 @@ def train(options):
 
     import keras_mgpu as km
 
-    repaired = km.enable_multi_worker_fit()  # Before the strategy.
+    fixed = km.enable_multi_worker_fit()  # Call it before creating the strategy.
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     me = strategy.cluster_resolver.task_id or 0
     if me == 0:
-        print("Repaired in Keras:", *repaired, sep="\n  ")
+        print("Fixed in Keras:", *fixed, sep="\n  ")
     folder = Path(options.folder)
     keras.utils.set_random_seed(0)
     with strategy.scope():
@@ -55,10 +56,10 @@ def train(options):
     model.fit(
         x[:num].astype("float32") / 16,
         y[:num],
-        batch_size=64,  # Of all workers together.
+        batch_size=64,  # The total over all workers.
         epochs=2 if options.tiny else 10,
         verbose=2 if me == 0 else 0,
-        # The same in every worker. Each writes to places of its own.
+        # The same for every worker. No two workers write to the same path.
         callbacks=[
             km.DistributedCheckpoint(folder / "checkpoints"),
             km.DevicePlacementLogger(folder / "logs", verbose=0),
@@ -70,7 +71,7 @@ def train(options):
 
 
 def start_workers(count):
-    """Starts this file once for each worker, on this machine."""
+    """Starts this script once per worker, on this machine."""
     addresses = [f"localhost:{port}" for port in free_ports(count)]
     arguments = [each for each in sys.argv[1:] if each != "--local"]
     workers = []
@@ -95,9 +96,13 @@ def free_ports(count):
 
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--local", action="store_true", help="start all workers here")
-    parser.add_argument("--devices", type=int, default=2, help="workers of --local (default: 2)")
-    parser.add_argument("--folder", default="multi_worker_run", help="(default: multi_worker_run)")
+    parser.add_argument("--local", action="store_true", help="start all workers on this machine")
+    parser.add_argument(
+        "--devices", type=int, default=2, help="number of workers with --local (default: 2)"
+    )
+    parser.add_argument(
+        "--folder", default="multi_worker_run", help="output folder (default: multi_worker_run)"
+    )
     parser.add_argument("--tiny", action="store_true", help="few images, for tests")
     return parser.parse_args()
 

@@ -1,8 +1,8 @@
-"""Asynchronous training with parameter servers, and what stale gradients do to the loss.
+"""Asynchronous training with parameter servers, and how stale gradients affect the loss.
 
-Workers fetch weights, compute, and send gradients, each at its own pace: nobody waits. When a
-gradient arrives, others have moved the weights meanwhile; by how many steps is its staleness.
-Then as many steps are taken one after the other, where every gradient is fresh.
+Workers fetch weights, compute and send gradients, each at its own pace. When a gradient arrives,
+other workers may have updated the weights; the number of such updates is its staleness. For
+comparison, the same number of steps is taken one at a time, where no gradient is stale.
 
 python examples/parameter_server.py --devices 3
 """
@@ -25,7 +25,7 @@ from sklearn.datasets import load_digits
 
 import keras_mgpu as km
 
-RATE = 0.5  # High enough for staleness to be felt.
+RATE = 0.5  # High enough for staleness to matter.
 
 
 def main():
@@ -40,14 +40,14 @@ def main():
         strategy = tf.distribute.ParameterServerStrategy(resolver)
         coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         num_steps = 60 if options.tiny else 600
-        print(f"{'':14}{'seconds':>9}{'staleness':>11}{'loss':>9}{'right':>8}")
-        for name, is_fresh in (("asynchronous", False), ("one by one", True)):
+        print(f"{'':14}{'seconds':>9}{'staleness':>11}{'loss':>9}{'accuracy':>10}")
+        for name, is_fresh in (("asynchronous", False), ("one at a time", True)):
             train(strategy, coordinator, name, is_fresh, num_steps)
     finally:
         for server in servers:
             server.kill()
     sys.stdout.flush()
-    os._exit(0)  # TensorFlow would wait for the servers.
+    os._exit(0)  # Otherwise TensorFlow waits for the servers.
 
 
 def train(strategy, coordinator, name, is_fresh, num_steps):
@@ -93,13 +93,13 @@ def train(strategy, coordinator, name, is_fresh, num_steps):
     seconds = time.perf_counter() - begin
     callbacks.on_train_end()
     logits = model(x)
-    loss, right = float(loss_of(y, logits)), np.mean(np.argmax(logits, axis=1) == y)
+    loss, accuracy = float(loss_of(y, logits)), np.mean(np.argmax(logits, axis=1) == y)
     stale = float(staleness.numpy()) / num_steps
-    print(f"{name:14}{seconds:9.2f}{stale:11.2f}{loss:9.4f}{right:8.1%}", flush=True)
+    print(f"{name:14}{seconds:9.2f}{stale:11.2f}{loss:9.4f}{accuracy:10.1%}", flush=True)
 
 
 def start_servers(num_workers):
-    """Starts this file as one parameter server and as workers, each a process of its own."""
+    """Starts this script once per parameter server and worker."""
     jobs = ["ps", *["worker"] * num_workers]
     cluster = {"ps": [], "worker": []}
     places = []
@@ -125,7 +125,7 @@ def serve():
 
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--devices", type=int, default=2, help="workers (default: 2)")
+    parser.add_argument("--devices", type=int, default=2, help="number of workers (default: 2)")
     parser.add_argument("--tiny", action="store_true", help="few steps, for tests")
     return parser.parse_args()
 

@@ -1,8 +1,8 @@
-"""Places layers by hand with tf.device, looks at where they really ran, and lets a pipeline do it.
+"""Places layers by hand with `tf.device`, shows where they ran, and compares with a pipeline.
 
 python examples/placement.py
-keras-mgpu placement placement_run/by_hand placement_run/split   # what is different
-tensorboard --logdir placement_run                               # Graphs, coloured by device
+keras-mgpu placement placement_run/by_hand placement_run/split   # shows the differences
+tensorboard --logdir placement_run                               # graphs colored by device
 """
 
 import argparse
@@ -32,7 +32,7 @@ def main():
     model.compile("adam", "sparse_categorical_crossentropy")
     model.fit(x, y, verbose=0, callbacks=[km.DevicePlacementLogger(folder / "by_hand")])
 
-    print("\nWithout soft placement nothing is moved, and TensorFlow says why\n")
+    print("\nWithout soft placement: TensorFlow raises an error instead of moving an op\n")
     tf.config.set_soft_device_placement(False)
     try:
         print(by_hand(width, [*devices[:-1], "/GPU:9"])(x[:1]))
@@ -40,7 +40,7 @@ def main():
         print(str(error).splitlines()[0])
     tf.config.set_soft_device_placement(True)
 
-    print("\nThe same layers in a pipeline: gradients and slots are beside their weights\n")
+    print("\nThe same layers in a pipeline: gradients and slots stay with their weights\n")
     split = km.PipelineSplit(dense_layers(width, len(devices)), devices, micro_batches=4)
     split.compile("adam", "sparse_categorical_crossentropy")
     split.fit(x, y, verbose=0, callbacks=[km.DevicePlacementLogger(folder / "split")])
@@ -48,7 +48,7 @@ def main():
 
 
 class Pinned(layers.Layer):
-    """Runs a layer on a device, and makes its weights there."""
+    """Creates the weights of a layer on a device, and runs it there."""
 
     def __init__(self, layer, device, **options):
         super().__init__(**options)
@@ -67,7 +67,7 @@ class Pinned(layers.Layer):
 
 
 def by_hand(width, devices):
-    """One op of the last layer has no GPU kernel: TensorFlow moves it, and the log says so."""
+    """Places one layer per device. TensorFlow moves one op, which has no GPU kernel."""
     inputs = x = keras.Input((width,))
     for index, device in enumerate(devices):
         x = Pinned(layers.Dense(width, activation="relu"), device, name=f"block_{index}")(x)
@@ -76,7 +76,7 @@ def by_hand(width, devices):
 
 
 class Rounded(layers.Layer):
-    """Rounds to two digits the odd way, through text: no GPU can do that."""
+    """Rounds to two digits by way of strings, which GPUs do not support."""
 
     def __init__(self, device, **options):
         super().__init__(**options)
@@ -99,8 +99,10 @@ def dense_layers(width, count):
 
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--devices", type=int, default=2, help="how many (default: 2)")
-    parser.add_argument("--folder", default="placement_run", help="(default: placement_run)")
+    parser.add_argument("--devices", type=int, default=2, help="number of devices (default: 2)")
+    parser.add_argument(
+        "--folder", default="placement_run", help="output folder (default: placement_run)"
+    )
     parser.add_argument("--tiny", action="store_true", help="narrow layers, for tests")
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""A transformer in a pipeline: its plan, its schedule, a check, and predicted against measured.
+"""A transformer in a pipeline: plan, schedule, check, predicted and measured bubble.
 
 python examples/transformer.py --devices 2 --schedule zero_bubble
 """
@@ -39,13 +39,13 @@ def main():
     measured = split.profile(x[:BATCH], y[:BATCH])
     print(
         f"\nbubble: predicted {measured.predicted.bubble:.0%}, measured "
-        f"{measured.timeline.bubble:.0%}; stage {measured.critical_stage} is the longest; busy: "
+        f"{measured.timeline.bubble:.0%}; stage {measured.critical_stage} takes longest; busy: "
         + ", ".join(f"{device} {busy:.0%}" for device, busy in zip(devices, measured.busy))
     )
 
 
 def transformer(width, depth):
-    """Reads tokens, 0 is padding, and says what they are in order."""
+    """Returns a model that sorts tokens. Token 0 is padding."""
     tokens = keras.Input((LENGTH,), dtype="int32")
     x = layers.Embedding(NUM_TOKENS, width, mask_zero=True)(tokens)
     for _ in range(depth):
@@ -59,7 +59,7 @@ def transformer(width, depth):
 
 
 def sorting_task(count):
-    """Sequences of different lengths, and the same sorted."""
+    """Returns sequences of different lengths, and the same sequences sorted."""
     rng = np.random.default_rng(0)
     x = rng.integers(1, NUM_TOKENS, (count, LENGTH))
     x[np.arange(LENGTH) >= rng.integers(LENGTH // 4, LENGTH + 1, (count, 1))] = 0
@@ -69,7 +69,7 @@ def sorting_task(count):
 
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--devices", type=int, default=2, help="(default: 2)")
+    parser.add_argument("--devices", type=int, default=2, help="number of devices (default: 2)")
     parser.add_argument(
         "--schedule",
         default="1f1b",

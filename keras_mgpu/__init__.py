@@ -1,6 +1,6 @@
-"""Keras models over several GPUs.
+"""Trains Keras models on several GPUs.
 
-Names are loaded when they are first used: importing the package imports no TensorFlow.
+Public names are loaded on first use, so that importing the package does not import TensorFlow.
 """
 
 from importlib import import_module

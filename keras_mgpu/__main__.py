@@ -1,4 +1,4 @@
-"""Makes `python -m keras_mgpu` the command `keras-mgpu`, for when no script is on the path."""
+"""Runs the command `keras-mgpu` as `python -m keras_mgpu`."""
 
 import sys
 

@@ -200,11 +200,20 @@ def test_private_names_are_used_in_internals_only(path):
 @pytest.mark.parametrize("path", INSIDE, ids=module_of)
 def test_every_private_name_is_listed(path):
     """Else a release that drops it would be a mystery, and not a line of a list."""
-    text = path.read_text(encoding="utf-8")
-    own = {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)
-           and isinstance(node.ctx, ast.Store)}  # fmt: skip
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    own = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
     used = {name for _, name in private_uses(path) if name.startswith("_")}
     assert used - own <= KNOWN | {"_getframe"}
+    listed = {f"{each.owner}.{each.name}." for each in NAMES}
+    for node in ast.walk(tree):
+        is_private = isinstance(node, ast.ImportFrom) and node.module.startswith(PRIVATE_MODULES)
+        for alias in node.names if is_private and path.stem != "private_names" else ():
+            name = f"{node.module}.{alias.name}."
+            assert any(each.startswith(name) for each in listed), f"{name} is not in the list"
 
 
 def test_every_listed_name_is_used():

@@ -106,7 +106,7 @@ def test_outputs_without_a_row_for_each_sample_are_refused(devices):
         return keras.Model(inputs, layers.Dense(3)(x))
 
     x = np.ones((8, 4, 6), "float32")
-    with pytest.raises(tf.errors.InvalidArgumentError, match="as many rows"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="one row per sample"):
         PipelineSplit(make(), devices[:2], micro_batches=4).predict(x, verbose=0)
     whole = PipelineSplit(make(), devices[:2], micro_batches=1).predict(x, verbose=0)
     assert whole.shape == (32, 3)
@@ -127,7 +127,7 @@ def test_state_that_moves_with_every_micro_batch_is_said(devices):
     model = dense(layers.SpectralNormalization(layers.Dense(4)))
     split = PipelineSplit(model, devices[:2], micro_batches=2)
     split.compile("sgd", "mse")
-    with pytest.warns(UserWarning, match=r"vector_u' moves with every micro-batch"):
+    with pytest.warns(UserWarning, match=r"vector_u' is updated once per micro-batch"):
         split.fit(X, Y, verbose=0)
 
 
@@ -174,3 +174,20 @@ def test_a_nested_model_is_cut_inside(devices):
     model = keras.Sequential([keras.Input((4,)), inner, layers.Dense(2)])
     split = PipelineSplit(model, devices[:2], cuts=[f"in/{inner.layers[1].name}"])
     assert [len(stage.layers) for stage in split.stages] == [2, 3]
+
+
+@pytest.mark.filterwarnings("ignore:.*couples the samples of a batch")
+def test_metrics_are_updated_where_a_loss_couples_samples(devices):
+    """They stayed at 0: metrics went along with the parts of a loss, and such a loss has none."""
+    x, y = np.random.rand(10, 4), np.random.rand(10, 2)
+
+    def largest(y_true, y_pred):
+        return keras.ops.max(keras.ops.square(y_true - y_pred))
+
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3), layers.Dense(2)])
+    model.compile("sgd", largest, metrics=["mae"])
+    expected = model.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)
+    split = PipelineSplit(model, devices[:2], micro_batches=3)
+    found = split.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert split.train_on_batch(x, y, return_dict=True)["mae"] > 0

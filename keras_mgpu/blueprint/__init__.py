@@ -1,1 +1,1 @@
-"""What runs where and in which order, as plain data: needs nothing but the standard library."""
+"""Partition plans, schedules and timelines as plain data. Needs only the standard library."""

@@ -1,4 +1,4 @@
-"""The schedules people know by name, each from one generator, and changes to any schedule."""
+"""The well-known schedules by name, and functions that transform any schedule."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from keras_mgpu.blueprint.schedule import Op, Schedule, check_counts
 
 
 def gpipe(num_stages: int, num_micro_batches: int) -> Schedule:
-    """All forwards, then all backwards: simple, and every micro-batch is alive at once.
+    """All forward passes, then all backward passes. Keeps every micro-batch alive at once.
 
     >>> from keras_mgpu.blueprint.timeline import replay
     >>> print(replay(gpipe(3, 4)).draw())
@@ -19,8 +19,8 @@ def gpipe(num_stages: int, num_micro_batches: int) -> Schedule:
     lane 2  .  .  F0 F1 F2 F3 B0 B1 B2 B3 .  .
     """
 
-    # The backwards keep the order of the forwards, as they do in 1F1B: gradients are summed in the
-    # same order, so the two schedules give the same bits.
+    # Backward ops are in the same order as in 1F1B, so that gradients are summed in the same order
+    # and both schedules give bit-identical results.
     def lane(stage: int) -> Iterable[Op]:
         return [Op(kind, stage, index) for kind in "FB" for index in range(num_micro_batches)]
 
@@ -28,10 +28,10 @@ def gpipe(num_stages: int, num_micro_batches: int) -> Schedule:
 
 
 def one_f_one_b(num_stages: int, num_micro_batches: int) -> Schedule:
-    """One forward, one backward: as fast as GPipe, with few micro-batches alive.
+    """One forward pass, one backward pass (1F1B): as fast as GPipe, with few live micro-batches.
 
-    Each stage runs ahead by as many forwards as there are stages from it to the end, then turns to
-    one backward, one forward, so that it keeps no more micro-batches than that.
+    Each stage first runs one forward pass for each stage from it to the last one. It then
+    alternates backward and forward passes, so that no more micro-batches are alive at once.
 
     >>> from keras_mgpu.blueprint.timeline import replay
     >>> print(replay(one_f_one_b(3, 4)).draw())
@@ -49,11 +49,11 @@ def one_f_one_b(num_stages: int, num_micro_batches: int) -> Schedule:
 
 
 def interleaved(num_stages: int, num_micro_batches: int, num_lanes: int) -> Schedule:
-    """1F1B with several stages a device: the bubble is divided by their number.
+    """1F1B with several stages per device, which divides the bubble by their number.
 
-    Stage 0 lies in lane 0, stage 1 in lane 1 and so on, round after round. A device takes a few
-    micro-batches through its first stage, then the same ones through its next, so that its first
-    results come back to it early. It costs more copies, and more micro-batches alive.
+    Stage 0 is in lane 0, stage 1 in lane 1 and so on, round by round. A device runs a few
+    micro-batches through its first stage, then the same ones through its next stage. This needs
+    more transfers between devices, and keeps more micro-batches alive.
 
     >>> from keras_mgpu.blueprint.timeline import replay
     >>> print(replay(interleaved(4, 4, num_lanes=2)).draw())
@@ -63,8 +63,8 @@ def interleaved(num_stages: int, num_micro_batches: int, num_lanes: int) -> Sche
     check_counts(num_stages, num_micro_batches)
     if num_stages % num_lanes:
         raise ValueError(
-            "Interleaved stages must fill every round: the number of stages must be a multiple of "
-            f"the number of devices. Received: num_stages={num_stages}, {num_lanes} devices"
+            "The number of stages of an interleaved schedule must be a multiple of the number of "
+            f"devices. Received: num_stages={num_stages}, num_lanes={num_lanes}"
         )
     groups = _even_groups(num_micro_batches, num_lanes)
     rounds = range(num_stages // num_lanes)
@@ -81,11 +81,11 @@ def interleaved(num_stages: int, num_micro_batches: int, num_lanes: int) -> Sche
 
 
 def zero_bubble(num_stages: int, num_micro_batches: int) -> Schedule:
-    """1F1B with the gradients of the weights put where a device would wait (ZB-H1).
+    """1F1B that computes weight gradients while a device would be idle (ZB-H1).
 
-    The next device waits for the gradients of inputs only, so those come first. Stage s leaves s
-    micro-batches' weights for later: no device then keeps more micro-batches than the first does
-    in 1F1B, and a third of its bubble is left if all ops take the same time.
+    Other devices wait only for the gradients of inputs, so these come first. Stage s postpones the
+    weight gradients of s micro-batches: no device keeps more micro-batches alive than the first
+    one in 1F1B, and a third of its bubble remains if all ops take the same time.
 
     >>> from keras_mgpu.blueprint.timeline import replay
     >>> print(replay(zero_bubble(3, 4)).draw())
@@ -107,26 +107,10 @@ def zero_bubble(num_stages: int, num_micro_batches: int) -> Schedule:
     return _make_lanes("zero_bubble", num_stages, num_micro_batches, lane)
 
 
-def forward_only(num_stages: int, num_micro_batches: int) -> Schedule:
-    """Forwards without backwards, as evaluation and prediction need them.
-
-    >>> from keras_mgpu.blueprint.timeline import replay
-    >>> print(replay(forward_only(3, 4)).draw())
-    lane 0  F0 F1 F2 F3 .  .
-    lane 1  .  F0 F1 F2 F3 .
-    lane 2  .  .  F0 F1 F2 F3
-    """
-
-    def lane(stage: int) -> Iterable[Op]:
-        return [Op("F", stage, index) for index in range(num_micro_batches)]
-
-    return _make_lanes("forward_only", num_stages, num_micro_batches, lane)
-
-
 def recomputing(schedule: Schedule, stages: Collection[int]) -> Schedule:
-    """The same schedule with the forward run again for these stages, right before each backward.
+    """Returns the schedule with the forward pass of some stages repeated before each backward pass.
 
-    It waits for nothing but its lane, so where a device waits for a gradient it runs meanwhile.
+    The repeated op depends only on its own lane, so it runs while the device waits for a gradient.
 
     >>> from keras_mgpu.blueprint.timeline import replay
     >>> print(replay(recomputing(one_f_one_b(3, 4), [0, 1])).draw())
@@ -146,13 +130,26 @@ def recomputing(schedule: Schedule, stages: Collection[int]) -> Schedule:
 
 
 def forwards_only(schedule: Schedule) -> Schedule:
-    """The forwards of a schedule in their order, as evaluation and prediction need them."""
+    """Returns only the forward ops of a schedule, for evaluation and prediction.
+
+    >>> from keras_mgpu.blueprint.timeline import replay
+    >>> print(replay(forwards_only(one_f_one_b(3, 4))).draw())
+    lane 0  F0 F1 F2 F3 .  .
+    lane 1  .  F0 F1 F2 F3 .
+    lane 2  .  .  F0 F1 F2 F3
+    """
     lanes = tuple(tuple(op for op in lane if op.kind == "F") for lane in schedule.lanes)
     return replace(schedule, name=f"{schedule.name}, forwards only", lanes=lanes)
 
 
 def forwards_first(schedule: Schedule) -> Schedule:
-    """The same lanes with all forwards first, for what needs every output at once."""
+    """Returns the schedule with all forward ops first, for losses that need all outputs at once.
+
+    >>> from keras_mgpu.blueprint.timeline import replay
+    >>> print(replay(forwards_first(one_f_one_b(2, 3))).draw())
+    lane 0  F0 F1 F2 .  .  B0 B1 B2
+    lane 1  .  F0 F1 F2 B0 B1 B2 .
+    """
     lanes = tuple(tuple(sorted(lane, key=lambda op: op.kind != "F")) for lane in schedule.lanes)
     return replace(schedule, name=f"{schedule.name}, forwards first", lanes=lanes)
 
@@ -171,11 +168,11 @@ def make(
     """Returns the training schedule called `name`, one of the keys of `SCHEDULES`.
 
     Args:
-        name: Its name.
-        num_stages: Number of stages.
-        num_micro_batches: Number of micro-batches that a batch is cut into.
-        num_lanes: Number of devices, for schedules that give a device several stages. Defaults to
-            one a stage.
+        name: String, the name of the schedule.
+        num_stages: Integer, the number of stages.
+        num_micro_batches: Integer, the number of micro-batches per batch.
+        num_lanes: Integer, the number of devices. Only used by `"interleaved"`. Defaults to one
+            device per stage.
     """
     if name not in SCHEDULES:
         raise ValueError(
@@ -188,14 +185,14 @@ def make(
 
 
 def _in_turns(forward: Sequence[Op], backward: Sequence[Op], ahead: int) -> list[Op]:
-    """Some forwards ahead, then one backward and one forward in turn, then what is left."""
+    """Returns `ahead` forward ops, then backward and forward ops in turn, then the rest."""
     ahead = min(ahead, len(forward))
     steady = [op for pair in zip(backward, forward[ahead:], strict=False) for op in pair]
     return [*forward[:ahead], *steady, *backward[len(forward) - ahead :]]
 
 
 def _even_groups(num: int, at_least: int) -> list[range]:
-    """Cuts `range(num)` into as many groups of a size as there are, the larger ones first."""
+    """Divides `range(num)` into groups of at least `at_least`, as even as possible."""
     num_groups = max(1, num // at_least)
     size, rest = divmod(num, num_groups)
     starts = [index * size + min(index, rest) for index in range(num_groups + 1)]
@@ -205,7 +202,7 @@ def _even_groups(num: int, at_least: int) -> list[range]:
 def _make_lanes(
     name: str, num_stages: int, num_micro_batches: int, lane: Callable[[int], Iterable[Op]]
 ) -> Schedule:
-    """Returns the schedule that gives every stage a lane of its own."""
+    """Returns the schedule with one lane per stage."""
     check_counts(num_stages, num_micro_batches)
     lanes = tuple(tuple(lane(stage)) for stage in range(num_stages))
     return Schedule(name, num_stages, num_micro_batches, lanes)

@@ -1,7 +1,6 @@
-"""Cuts a row of layers into stages of even compute.
+"""Partitions a chain of layers into stages of balanced cost.
 
-Balancing is arithmetic on numbers that stand between the model and its plan, so it needs no model
-to be tried, tested or explained.
+Balancing is arithmetic on the costs of layers. It needs no model.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from math import inf
 
 @dataclass(frozen=True)
 class LayerCost:
-    """What one layer costs.
+    """The cost of one layer.
 
     Args:
-        name: Unique name; a path such as `"resnet50/conv1_conv"` for a layer of a nested model,
-            and `"dense@2"` for the second call of the layer `"dense"`.
-        compute: Operations a sample.
-        parameters: Number of weights.
-        weight_bytes: Bytes that the weights take.
-        cut_bytes: Bytes a sample that cross a cut right behind this layer.
+        name: String, a unique name. It is a path such as `"resnet50/conv1_conv"` for a layer of a
+            nested model, and `"dense@2"` for the second call of the layer `"dense"`.
+        compute: Integer, the number of operations per sample.
+        parameters: Integer, the number of weights.
+        weight_bytes: Integer, the size of the weights in bytes.
+        cut_bytes: Integer, the bytes per sample that cross a cut right after this layer.
     """
 
     name: str
@@ -39,24 +38,26 @@ class LayerCost:
     def __post_init__(self) -> None:
         for field in ("compute", "parameters", "weight_bytes", "cut_bytes"):
             value = getattr(self, field)
-            # Anything but a Python int (a float, a fixed-width NumPy integer) could round or
-            # overflow in the sums, and the balance would no longer be exact.
+            # Other types (a float, a fixed-width NumPy integer) could round or overflow in the
+            # sums, and the balance would no longer be exact.
             if type(value) is not int:
                 raise TypeError(
-                    f"`{field}` of layer {self.name!r} must be an int. Received: {field}={value!r}"
+                    f"`{field}` of layer {self.name!r} must be an integer. "
+                    f"Received: {field}={value!r}"
                 )
             if value < 0:
                 raise ValueError(
-                    f"`{field}` of layer {self.name!r} must not be negative. "
+                    f"`{field}` of layer {self.name!r} must be non-negative. "
                     f"Received: {field}={value}"
                 )
 
 
 @dataclass(frozen=True)
 class StagePlan:
-    """The layers of one stage, with their costs summed.
+    """The layers of one stage, and the sums of their costs.
 
-    `cut_bytes` is what a sample sends over the cut behind the stage: 0 for the last stage.
+    `cut_bytes` is the number of bytes per sample that cross the cut after the stage, and 0 for the
+    last stage.
     """
 
     layers: tuple[str, ...]
@@ -68,15 +69,15 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class PartitionPlan:
-    """Which layers make up which stage.
+    """The layers of each stage.
 
     Example:
 
     >>> costs = [LayerCost(name, 500, 1_000, 4_000, 256) for name in ("a", "b", "c", "d")]
     >>> print(balance(costs, 2).table(devices=["/GPU:0", "/GPU:1"]))
-    stage  device  layers  first  last  compute  share  parameters  weights  cut a sample
-        0  /GPU:0       2  a      b       1.0 k  50.0%       2,000  7.8 KiB         256 B
-        1  /GPU:1       2  c      d       1.0 k  50.0%       2,000  7.8 KiB             -
+    stage  device  layers  first  last  compute  share  parameters  weights  sent per sample
+        0  /GPU:0       2  a      b       1.0 k  50.0%       2,000  7.8 KiB            256 B
+        1  /GPU:1       2  c      d       1.0 k  50.0%       2,000  7.8 KiB                -
     """
 
     stages: tuple[StagePlan, ...]
@@ -84,7 +85,7 @@ class PartitionPlan:
     def __post_init__(self) -> None:
         if not self.stages or not all(stage.layers for stage in self.stages):
             raise ValueError(
-                "A plan needs at least one stage, and every stage at least one layer. "
+                "A plan must have at least one stage, and each stage at least one layer. "
                 f"Received: stages={self.stages}"
             )
 
@@ -94,31 +95,32 @@ class PartitionPlan:
 
     @property
     def cuts(self) -> tuple[str, ...]:
-        """Name of the last layer of each stage but the last."""
+        """The name of the last layer of each stage, except for the last stage."""
         return tuple(stage.layers[-1] for stage in self.stages[:-1])
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Index one past the last layer of each stage."""
+        """The index after the last layer of each stage."""
         return tuple(accumulate(len(stage.layers) for stage in self.stages))
 
     @property
     def imbalance(self) -> float:
-        """Compute of the largest stage over that of the mean stage: 1 is even."""
+        """The compute of the largest stage relative to the mean. 1 is perfectly balanced."""
         total = sum(stage.compute for stage in self.stages)
         if not total:
             return 1.0
         return max(stage.compute for stage in self.stages) * self.num_stages / total
 
     def table(self, devices: Sequence[str] | None = None) -> str:
-        """Returns a plain text table of a row a stage.
+        """Returns the plan as a text table with one row per stage.
 
         Args:
-            devices: One device string a stage, for a column of its own. Defaults to no column.
+            devices: Optional list of device strings, one per stage, shown in their own column.
+                Defaults to `None`.
         """
         if devices is not None and len(devices) != self.num_stages:
             raise ValueError(
-                f"`devices` must have one entry a stage, {self.num_stages} in all. "
+                f"`devices` must contain {self.num_stages} entries, one per stage. "
                 f"Received: devices={devices}"
             )
         return _table(self.stages, devices)
@@ -138,15 +140,16 @@ class PartitionPlan:
             )
         except (KeyError, TypeError) as error:
             raise ValueError(
-                f"`text` is not the JSON of a PartitionPlan. Received: text={reprlib.repr(text)}"
+                "`text` must be the output of `PartitionPlan.to_json`. "
+                f"Received: text={reprlib.repr(text)}"
             ) from error
 
 
 def balance(costs: Sequence[LayerCost], num_stages: int) -> PartitionPlan:
-    """Returns the best plan of `num_stages` stages.
+    """Returns the most balanced plan with `num_stages` stages.
 
-    The largest stage computes as little as possible; among such plans the cuts carry the fewest
-    bytes; among those the cuts come earliest.
+    The compute of the largest stage is as small as possible. Among such plans, the fewest bytes
+    cross the cuts. Among those, the cuts come as early as possible.
 
     Example:
 
@@ -155,8 +158,8 @@ def balance(costs: Sequence[LayerCost], num_stages: int) -> PartitionPlan:
     ('dense_1',)
 
     Args:
-        costs: The layers in the order in which they run.
-        num_stages: How many stages to make.
+        costs: List of `LayerCost`s, in the order in which the layers run.
+        num_stages: Integer, the number of stages.
     """
     _check_names(costs)
     _check_num_stages(num_stages, len(costs))
@@ -166,7 +169,7 @@ def balance(costs: Sequence[LayerCost], num_stages: int) -> PartitionPlan:
 
 
 def cut_after(costs: Sequence[LayerCost], names: Sequence[str]) -> PartitionPlan:
-    """Returns the plan whose stages end with the named layers.
+    """Returns the plan whose stages end after the named layers.
 
     Example:
 
@@ -178,10 +181,10 @@ def cut_after(costs: Sequence[LayerCost], names: Sequence[str]) -> PartitionPlan
     ('input', 'resnet/conv')
 
     Args:
-        costs: The layers in the order in which they run.
-        names: Where to cut, in any order. Each is the name of a layer, or of a nested model, which
-            is cut behind its last layer. The outer part of a path may be left out where what is
-            left can mean one thing only; a full name is always taken as it stands.
+        costs: List of `LayerCost`s, in the order in which the layers run.
+        names: List of strings, the names of the layers to cut after, in any order. The name of a
+            nested model stands for its last layer. The first parts of a path can be omitted if the
+            rest is unambiguous. A full path always takes precedence.
     """
     _check_names(costs)
     _check_cut_names(names)
@@ -190,7 +193,7 @@ def cut_after(costs: Sequence[LayerCost], names: Sequence[str]) -> PartitionPlan
         end = _find_end(costs, name)
         if end == len(costs):
             raise ValueError(
-                f"A cut after {costs[-1].name!r}, the last layer, would leave an empty stage. "
+                f"A cut after the last layer, {costs[-1].name!r}, would leave an empty stage. "
                 f"Received: cuts={list(names)}"
             )
         if end in ends:
@@ -203,7 +206,7 @@ def cut_after(costs: Sequence[LayerCost], names: Sequence[str]) -> PartitionPlan
 
 
 def readable_bytes(count: float) -> str:
-    """Returns a number of bytes for people.
+    """Returns a number of bytes as human-readable text.
 
     >>> readable_bytes(512), readable_bytes(16 * 1024**3)
     ('512 B', '16.0 GiB')
@@ -213,23 +216,23 @@ def readable_bytes(count: float) -> str:
 
 def _check_names(costs: Sequence[LayerCost]) -> None:
     if not costs:
-        raise ValueError("There must be at least one layer to plan for. Received: costs=[]")
+        raise ValueError("`costs` must contain at least one layer. Received: costs=[]")
     repeated = [name for name, times in Counter(cost.name for cost in costs).items() if times > 1]
     if repeated:
         raise ValueError(
-            f"The names of the layers in `costs` must be unique. Received: repeated={repeated}"
+            f"The layer names in `costs` must be unique. Received: repeated={repeated}"
         )
 
 
 def _check_num_stages(num_stages: int, num_layers: int) -> None:
     if type(num_stages) is not int:
-        raise TypeError(f"`num_stages` must be an int. Received: num_stages={num_stages!r}")
+        raise TypeError(f"`num_stages` must be an integer. Received: num_stages={num_stages!r}")
     if num_stages < 1:
         raise ValueError(f"`num_stages` must be at least 1. Received: num_stages={num_stages}")
     if num_stages > num_layers:
         raise ValueError(
-            "Every stage needs at least one layer, but there are more stages than layers. "
-            f"Received: num_stages={num_stages}, with {num_layers} layers"
+            f"The model has only {num_layers} layers, and each stage needs at least one. Use fewer "
+            f"stages or devices. Received: num_stages={num_stages}"
         )
 
 
@@ -239,12 +242,12 @@ def _check_cut_names(names: Sequence[str]) -> None:
     for name in names:
         if not isinstance(name, str):
             raise TypeError(
-                f"`cuts` must hold names of layers only. Received: {name!r} in cuts={list(names)}"
+                f"`cuts` must contain only layer names. Received: {name!r} in cuts={list(names)}"
             )
 
 
 def _smallest_limit(before: Sequence[int], num_stages: int, largest_layer: int) -> int:
-    """Returns the least compute of the largest stage, by bisection.
+    """Returns the smallest possible compute of the largest stage, by bisection.
 
     `before[i]` is the compute of all layers before layer i.
     """
@@ -252,7 +255,7 @@ def _smallest_limit(before: Sequence[int], num_stages: int, largest_layer: int) 
     high = before[-1]
     while low < high:
         middle = (low + high) // 2
-        # Fewer stages than asked for will do: there are enough layers to split some of them.
+        # Fewer stages than requested are fine: there are enough layers to divide some of them.
         if _num_stages_needed(before, middle) <= num_stages:
             high = middle
         else:
@@ -261,7 +264,7 @@ def _smallest_limit(before: Sequence[int], num_stages: int, largest_layer: int) 
 
 
 def _num_stages_needed(before: Sequence[int], limit: int) -> int:
-    """Counts the stages that come about when each takes all that fits into `limit`."""
+    """Returns the number of stages if each takes as many layers as fit into `limit`."""
     end = count = 0
     while end < len(before) - 1:
         end = _furthest_end(before, end, limit)
@@ -276,14 +279,14 @@ def _furthest_end(before: Sequence[int], start: int, limit: int) -> int:
 def _cheapest_ends(
     before: Sequence[int], costs: Sequence[LayerCost], num_stages: int, limit: int
 ) -> tuple[int, ...]:
-    """Returns the ends of the stages that keep to `limit` and cut the fewest bytes.
+    """Returns the ends of the stages within `limit` for which the fewest bytes cross the cuts.
 
-    Works from the back: with the best way to lay out the layers from each one on in k stages at
-    hand, the best way in k + 1 stages is a choice of where the first of them ends.
+    Dynamic programming from the back: given the best k stages for the layers from each start on,
+    the best k + 1 stages follow from choosing where the first of them ends.
     """
     num_layers = len(costs)
     furthest = [_furthest_end(before, start, limit) for start in range(num_layers)]
-    # In one stage: nothing to cut, if all fits. Behind the last layer no stage can start.
+    # One stage needs no cut, if all layers fit. No stage can start after the last layer.
     fewest: list[float] = [0 if end == num_layers else inf for end in furthest] + [inf]
     choices = []
     for _ in range(num_stages - 1):
@@ -298,12 +301,11 @@ def _cheapest_ends(
 def _one_more_stage(
     fewest: Sequence[float], costs: Sequence[LayerCost], furthest: Sequence[int]
 ) -> tuple[list[float], list[int]]:
-    """Puts one more stage before the best layouts known.
+    """Adds one more stage before the best stages found so far.
 
-    Returns, for each layer to start with, the fewest bytes and the end of the added stage.
-
-    Both borders of the ends to choose from move one way only, so a queue that drops whatever can
-    no longer win (a sliding minimum) takes time in proportion to the layers.
+    Returns, for each layer to start with, the fewest bytes and the end of the added stage. Both
+    bounds of the possible ends only ever move in one direction, so a sliding minimum takes linear
+    time.
     """
     result: list[float] = [inf] * len(fewest)
     first_ends = [0] * len(costs)
@@ -311,7 +313,7 @@ def _one_more_stage(
     for start in reversed(range(len(costs))):
         end = start + 1
         value = costs[start].cut_bytes + fewest[end]
-        # Of equal values the earlier end stays: cuts come as early as they can.
+        # Of equal values the earlier end wins, so that cuts come as early as possible.
         while window and window[0][0] >= value:
             window.popleft()
         window.appendleft((value, end))
@@ -342,37 +344,37 @@ def _stage(costs: Sequence[LayerCost], is_last: bool) -> StagePlan:
 
 
 def _find_end(costs: Sequence[LayerCost], name: str) -> int:
-    """Returns the index one past the layer, or the nested model's last layer, called `name`."""
+    """Returns the index after the layer, or the last layer of the nested model, called `name`."""
     ends = _ends_by_path(costs)
     if name in ends:
         return ends[name]
     paths = [path for path in ends if path.endswith(f"/{name}")]
     if not paths:
         raise ValueError(
-            f"There is no layer to cut after of that name. {_suggestion(costs, ends, name)} "
+            f"`cuts` must contain names of layers of the model. {_suggestion(costs, ends, name)} "
             f"Received: {name!r} in cuts"
         )
     if len(paths) > 1:
         raise ValueError(
-            f"The name of a cut must mean one layer only, but this one may be any of {paths}. "
-            f"Received: {name!r} in cuts"
+            f"A name in `cuts` must be unambiguous, but this one matches {paths}. Use one of these "
+            f"paths instead. Received: {name!r} in cuts"
         )
     return ends[paths[0]]
 
 
 def _ends_by_path(costs: Sequence[LayerCost]) -> dict[str, int]:
-    """Maps each layer and each nested model around it to the index one past its last layer."""
+    """Maps each layer and each nested model to the index after its last layer."""
     ends = {}
     for end, cost in enumerate(costs, start=1):
         parts = cost.name.split("/")
         for depth in range(1, len(parts)):
             ends["/".join(parts[:depth])] = end
-    # Last, so that a layer keeps its own name though a nested model should share it.
+    # Layers come last, so that a layer takes precedence over a nested model of the same name.
     return ends | {cost.name: end for end, cost in enumerate(costs, start=1)}
 
 
 def _suggestion(costs: Sequence[LayerCost], paths: Collection[str], name: str) -> str:
-    # A person may have meant a path or its last part; a full path is always taken as it stands.
+    # The name may be meant as a path or as its last part. Full paths take precedence.
     spellings = {path.split("/")[-1]: path for path in paths} | {path: path for path in paths}
     near = difflib.get_close_matches(name, spellings, n=3)
     if near:
@@ -396,10 +398,14 @@ def _table(stages: Sequence[StagePlan], devices: Sequence[str] | None) -> str:
         (">", "share", [f"{stage.compute / total:.1%}" for stage in stages]),
         (">", "parameters", [f"{stage.parameters:,}" for stage in stages]),
         (">", "weights", [readable_bytes(stage.weight_bytes) for stage in stages]),
-        (">", "cut a sample", [*(readable_bytes(stage.cut_bytes) for stage in stages[:-1]), "-"]),
+        (">", "sent per sample", [*map(_readable_cut, stages[:-1]), "-"]),
     ]
     padded = [_padded(align, [title, *cells]) for align, title, cells in columns]
     return "\n".join("  ".join(row).rstrip() for row in zip(*padded, strict=True))
+
+
+def _readable_cut(stage: StagePlan) -> str:
+    return readable_bytes(stage.cut_bytes)
 
 
 def _padded(align: str, cells: Sequence[str]) -> list[str]:
@@ -415,7 +421,7 @@ def _scaled(count: float, base: int, units: Sequence[str]) -> str:
     if count < base:
         return f"{count} {units[0]}".rstrip()
     power = 1
-    # Measured on what is shown: 1,048,575 bytes are 1.0 MiB, not 1024.0 KiB.
+    # Compares the rounded value, so that 1,048,575 bytes are 1.0 MiB, not 1024.0 KiB.
     while round(count / base**power, 1) >= base and power < len(units) - 1:
         power += 1
     return f"{count / base**power:.1f} {units[power]}"

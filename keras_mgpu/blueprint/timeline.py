@@ -1,7 +1,7 @@
-"""Replays a schedule with costs, to tell how long it takes and what it keeps alive.
+"""Predicts when each op of a schedule runs, how long a step takes and what it keeps in memory.
 
-A schedule knows no time. What follows from time (makespan, bubble, live micro-batches, the drawing)
-is worked out here, and a timeline measured on real devices has the same form as a predicted one.
+A schedule has no times. Everything that depends on times (makespan, bubble, live micro-batches,
+drawings) is computed here, for predicted timelines and for those measured on real devices.
 """
 
 from __future__ import annotations
@@ -14,28 +14,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 
-from keras_mgpu.blueprint.schedule import KINDS, Op, Schedule
+from keras_mgpu.blueprint.schedule import OP_KINDS, Op, Schedule
 
-# Beyond this many ticks a drawing gets coarser instead of wider.
+# Beyond this many ticks, a drawing gets coarser instead of wider.
 MAX_TICKS = 1000
 
-
-FIELDS = {"F": "forward", "R": "recompute", "B": "backward", "W": "weight"}
+# The field of `Costs` for each kind of op.
+COST_FIELDS = {"F": "forward", "R": "recompute", "B": "backward", "W": "weight"}
 
 
 @dataclass(frozen=True)
 class Costs:
-    """How long the ops of each kind take.
+    """The durations of the ops, in any unit of time.
+
+    Each duration is a number for all stages, or a sequence with one number per stage.
 
     Args:
-        forward: One number for all stages, or a sequence of one number a stage. Defaults to 1.
-        backward: Likewise for the backward; the whole of it where the schedule has no `W` ops.
-            Defaults to 1.
-        weight: Likewise for the gradients of the weights, where they are ops of their own.
-            Defaults to 1.
-        recompute: Likewise for a forward that runs again. Defaults to what a forward takes.
-        transfer: How long what a stage gives is on its way to a stage on another device. Devices
-            go on working meanwhile. Defaults to 0.
+        forward: Duration of a forward op. Defaults to 1.
+        backward: Duration of a backward op, including the weight gradients if the schedule has no
+            `W` ops. Defaults to 1.
+        weight: Duration of a `W` op, which computes weight gradients separately. Defaults to 1.
+        recompute: Duration of a repeated forward op. Defaults to `forward`.
+        transfer: Number, the time that outputs take to reach another device. Devices keep working
+            in the meantime. Defaults to 0.
     """
 
     forward: float | Sequence[float] = 1
@@ -47,10 +48,10 @@ class Costs:
     def __post_init__(self) -> None:
         if self.recompute is None:
             object.__setattr__(self, "recompute", self.forward)
-        for field in (*FIELDS.values(), "transfer"):
+        for field in (*COST_FIELDS.values(), "transfer"):
             value = getattr(self, field)
             if isinstance(value, Iterable) and not isinstance(value, str):
-                # A list could still change after it was checked.
+                # A list could still change after this check.
                 value = tuple(value)
                 object.__setattr__(self, field, value)
             self._check(field, value)
@@ -65,17 +66,17 @@ class Costs:
                 )
             if not 0 <= number < math.inf:
                 raise ValueError(
-                    f"`{field}` must be finite and not negative. Received: {field}={value!r}"
+                    f"`{field}` must be finite and non-negative. Received: {field}={value!r}"
                 )
 
     def per_stage(self, kind: str, num_stages: int) -> tuple[float, ...]:
-        """Returns what an op of `kind` costs, one number a stage."""
-        field = FIELDS[kind]
+        """Returns the durations of the ops of a kind, one number per stage."""
+        field = COST_FIELDS[kind]
         value = getattr(self, field)
         numbers = value if isinstance(value, tuple) else (value,) * num_stages
         if len(numbers) != num_stages:
             raise ValueError(
-                f"`{field}` must be one number, or one number a stage, {num_stages} in all. "
+                f"`{field}` must be a number or a sequence of {num_stages} numbers, one per stage. "
                 f"Received: {field}={value}"
             )
         return numbers
@@ -86,7 +87,7 @@ _ONE_TICK_EACH = Costs()
 
 @dataclass(frozen=True)
 class Span:
-    """When and where one op ran."""
+    """The time at which an op ran, and its lane."""
 
     lane: int
     op: Op
@@ -95,14 +96,15 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """What a stage keeps of a micro-batch, one number a stage.
+class StageBytes:
+    """The memory that a micro-batch takes in each stage, in bytes.
 
     Args:
-        activations: From the forward, or from the one that runs again, to the backward.
-        for_weights: The part of it, and of what the backward made, that is kept for the gradients
-            of the weights, where those are ops of their own.
-        inputs: What is kept from the forward until it runs again.
+        activations: One number per stage: kept from the forward op, or from the repeated one, to
+            the backward op.
+        for_weights: One number per stage: kept from the backward op to the `W` op, if weight
+            gradients are computed separately.
+        inputs: One number per stage: kept from the forward op until it is repeated.
     """
 
     activations: Sequence[float]
@@ -110,7 +112,7 @@ class Sizes:
     inputs: Sequence[float]
 
     def kept(self, stage: int, spans: Mapping[str, Span]) -> list[tuple[float, float, float]]:
-        """From when to when a micro-batch keeps how much in a stage, by the spans of its ops."""
+        """Returns (start, end, bytes) of all that a micro-batch keeps in a stage."""
         forward, backward = spans["F"], spans.get("B", spans["F"])
         start = spans.get("R", forward).start
         kept = [(start, backward.end, self.activations[stage])]
@@ -123,11 +125,11 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The spans of all ops of a step, predicted or measured.
+    """The times of all ops of a step, predicted or measured.
 
     Args:
-        num_lanes: Number of lanes, those without any span counted in.
-        spans: The spans, in any order.
+        num_lanes: Integer, the number of lanes, including lanes without any op.
+        spans: Tuple of `Span`s, in any order.
     """
 
     num_lanes: int
@@ -137,20 +139,20 @@ class Timeline:
         for span in self.spans:
             if not 0 <= span.lane < self.num_lanes or not span.start <= span.end:
                 raise ValueError(
-                    f"A span must lie in one of the {self.num_lanes} lanes and must not end before "
+                    f"A span must be in one of the {self.num_lanes} lanes and must not end before "
                     f"it starts. Received: span={span}"
                 )
 
     @property
     def makespan(self) -> float:
-        """Time from the first start to the last end."""
+        """The time from the first start to the last end."""
         if not self.spans:
             return 0
         return max(span.end for span in self.spans) - min(span.start for span in self.spans)
 
     @property
     def bubble(self) -> float:
-        """Share of the time, over all lanes, in which nothing runs."""
+        """The share of idle time, over all lanes."""
         if not self.makespan:
             return 0.0
         busy = sum(span.end - span.start for span in self.spans)
@@ -158,11 +160,10 @@ class Timeline:
 
     @property
     def peak_live(self) -> tuple[int, ...]:
-        """For each stage, the largest number of micro-batches alive at once.
+        """The largest number of micro-batches that are alive at once, for each stage.
 
-        A stage has to keep a micro-batch's activations from the start of its forward, or of the
-        one that runs again, to the end of its last op: of the weight gradient, or else of the
-        backward, or else of the forward.
+        A micro-batch is alive from the start of its forward op, or of the repeated one, to the end
+        of its last op in the stage.
         """
         runs = _runs(self.spans)
         num_stages = max((stage for stage, _ in runs), default=-1) + 1
@@ -172,8 +173,12 @@ class Timeline:
             lives[stage].append((start, max(span.end for span in spans.values())))
         return tuple(map(_most_at_once, lives))
 
-    def peak_memory(self, sizes: Sizes) -> tuple[float, ...]:
-        """For each lane, the most that its stages keep at once of what depends on the batch."""
+    def peak_memory(self, sizes: StageBytes) -> tuple[float, ...]:
+        """Returns the peak memory of each lane for what depends on the batch, in bytes.
+
+        Args:
+            sizes: The `StageBytes` of the model, as returned by `PipelineSplit.measure`.
+        """
         changes: list[list[tuple[float, float]]] = [[] for _ in range(self.num_lanes)]
         for (stage, _), spans in _runs(self.spans).items():
             for start, end, size in sizes.kept(stage, spans):
@@ -183,18 +188,18 @@ class Timeline:
         )
 
     def draw(self) -> str:
-        """Returns a drawing of one row a lane and one column a tick.
+        """Returns a drawing with one row per lane and one column per tick.
 
-        An op that takes several ticks is drawn out with dashes, an idle tick is a dot. The stage is
-        named where a lane holds more than one.
+        An op that takes several ticks is extended with dashes. An idle tick is a dot. Ops show
+        their stage if a lane contains more than one.
 
         >>> from keras_mgpu.blueprint.named_schedules import one_f_one_b
         >>> print(replay(one_f_one_b(2, 3), Costs(backward=2)).draw())
         lane 0  F0 F1 .  .  B0--- F2 B1--- .  B2---
         lane 1  .  F0 B0--- F1 B1--- F2 B2--- .  .
 
-        A tick is the longest in which every op takes a whole number of them or, where that would be
-        too fine, the shortest op. Ops that are shorter than a thousandth of the whole may be lost.
+        A tick is the longest time of which every op takes a whole number or, if that is too fine,
+        the duration of the shortest op. Ops shorter than a thousandth of the whole may be missing.
         """
         tick = _tick(self)
         show_stage = _has_mixed_lane(self.spans)
@@ -224,18 +229,32 @@ class Timeline:
             return cls(fields["num_lanes"], spans)
         except (KeyError, TypeError) as error:
             raise ValueError(
-                f"`text` is not the JSON of a Timeline. Received: text={reprlib.repr(text)}"
+                "`text` must be the output of `Timeline.to_json`. "
+                f"Received: text={reprlib.repr(text)}"
             ) from error
 
 
 def replay(schedule: Schedule, costs: Costs = _ONE_TICK_EACH) -> Timeline:
-    """Returns when each op runs if it starts as soon as its lane and its inputs allow.
+    """Predicts when each op runs, if it starts as soon as its lane and its inputs allow.
+
+    Example:
+
+    >>> from keras_mgpu.blueprint.named_schedules import gpipe
+    >>> timeline = replay(gpipe(num_stages=2, num_micro_batches=3))
+    >>> print(timeline.draw())
+    lane 0  F0 F1 F2 .  .  B0 B1 B2
+    lane 1  .  F0 F1 F2 B0 B1 B2 .
+    >>> timeline.bubble
+    0.25
 
     Args:
-        schedule: The schedule to replay.
-        costs: How long the ops take. Defaults to one tick each.
+        schedule: The `Schedule` to replay.
+        costs: The `Costs` of the ops. Defaults to one tick per op.
+
+    Returns:
+        A `Timeline`.
     """
-    durations = {kind: costs.per_stage(kind, schedule.num_stages) for kind in KINDS}
+    durations = {kind: costs.per_stage(kind, schedule.num_stages) for kind in OP_KINDS}
     lane_of_stage = schedule.lane_of_stage
     free: list[float] = [0] * len(schedule.lanes)
     ends: dict[Op, float] = {}
@@ -253,7 +272,7 @@ def replay(schedule: Schedule, costs: Costs = _ONE_TICK_EACH) -> Timeline:
 
 
 def _runs(spans: Iterable[Span]) -> dict[tuple[int, int], dict[str, Span]]:
-    """For each stage and micro-batch, the spans of its ops by their kinds."""
+    """Maps each stage and micro-batch to the spans of its ops, by kind."""
     runs: dict[tuple[int, int], dict[str, Span]] = {}
     for span in spans:
         runs.setdefault((span.op.stage, span.op.micro_batch), {})[span.op.kind] = span
@@ -288,8 +307,8 @@ def _tick(timeline: Timeline) -> float:
 def _columns(timeline: Timeline, lane: int, tick: float) -> list[Op | None]:
     """Returns, for each tick, the op that runs in the middle of it.
 
-    No op of a tick's length or more can slip between two middles, and rounding errors in the times
-    do no harm.
+    No op of at least one tick can fall between two middles, and rounding errors in the times do not
+    matter.
     """
     first = min((span.start for span in timeline.spans), default=0)
     columns: list[Op | None] = [None] * _num_middles(timeline.makespan, tick)
@@ -302,7 +321,7 @@ def _columns(timeline: Timeline, lane: int, tick: float) -> list[Op | None]:
 
 
 def _num_middles(time: float, tick: float) -> int:
-    """Counts the ticks whose middle lies before `time`."""
+    """Returns the number of ticks whose middle is before `time`."""
     return math.ceil(time / tick - 0.5)
 
 
@@ -312,8 +331,8 @@ def _cells(columns: Iterable[Op | None], show_stage: bool, width: int) -> Iterab
         if op is None:
             yield from [f"{'.':{width}}"] * count
         else:
-            drawn_out = _label(op, show_stage).ljust(width if count == 1 else 0)
-            yield drawn_out.ljust(count * (width + 1) - 1, "-")
+            label = _label(op, show_stage).ljust(width if count == 1 else 0)
+            yield label.ljust(count * (width + 1) - 1, "-")
 
 
 def _label(op: Op, show_stage: bool) -> str:
@@ -321,6 +340,6 @@ def _label(op: Op, show_stage: bool) -> str:
 
 
 def _has_mixed_lane(spans: Iterable[Span]) -> bool:
-    """Whether some lane holds more than one stage."""
+    """Whether any lane contains more than one stage."""
     stages: dict[int, int] = {}
     return any(stages.setdefault(span.lane, span.op.stage) != span.op.stage for span in spans)

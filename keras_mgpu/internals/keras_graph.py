@@ -11,6 +11,8 @@ from keras.src import backend
 from keras.src.models.functional import Functional
 from keras.src.utils.tracking import no_automatic_dependency_tracking
 
+from keras_mgpu.internals.identity import IdentitySet
+
 __all__ = ["Functional", "no_automatic_dependency_tracking"]
 
 
@@ -36,11 +38,11 @@ def sublayers_of(layer: Any) -> list[Any]:
     held = list(getattr(layer, "_layers", ()))
     if not isinstance(layer, (keras.Sequential, Functional)):
         return held
-    known = {id(each) for each in layer.layers}
+    known = IdentitySet(layer.layers)
     beside = [
         each
         for each in held
-        if id(each) not in known and not isinstance(each, (keras.layers.InputLayer, Functional))
+        if each not in known and not isinstance(each, (keras.layers.InputLayer, Functional))
     ]
     return [*layer.layers, *beside]
 
@@ -73,6 +75,14 @@ def pack_outputs(graph: Functional, values: Sequence[Any]) -> Any:
     packed = tree.pack_sequence_as(graph._outputs_struct, list(values))
     is_single = isinstance(packed, (list, tuple)) and len(packed) == 1
     return packed[0] if is_single else packed
+
+
+def fill_in(
+    node: Any, tensors: Sequence[Any], values: Sequence[Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call in a graph, with values in the place of symbolic tensors."""
+    args, kwargs = node.arguments.fill_in({id(t): value for t, value in zip(tensors, values)})
+    return args, kwargs
 
 
 def takes_training(operation: Any) -> bool:

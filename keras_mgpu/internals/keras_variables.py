@@ -9,22 +9,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras import tree
-from keras.src import backend
 from keras.src.backend.common import global_state
-from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from keras.src.utils.naming import to_snake_case
 
 from keras_mgpu.internals.keras_graph import sublayers_of
-
-
-def get_mask(tensor: Any) -> Any:
-    """The mask Keras attached to a tensor, or `None`."""
-    return backend.get_keras_mask(tensor)
-
-
-def set_mask(tensor: Any, mask: Any) -> None:
-    """Attaches a mask to a tensor, as Keras's layers do."""
-    backend.set_keras_mask(tensor, mask)
 
 
 def move_variable(variable: keras.Variable, value: tf.Variable) -> None:
@@ -125,5 +113,5 @@ def _lasting_names(layers: list[Any]) -> list[str]:
 
 def global_seed_state() -> keras.Variable | None:
     """The state behind `keras.random` calls without a seed, if there were any."""
-    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    generator = global_state.get_global_attribute("global_seed_generator")
     return None if generator is None else generator.state

@@ -63,6 +63,7 @@ NAMES = (
     PrivateName("keras.src.trainers.compile_utils", "CompileLoss", _LOSS),
     PrivateName("keras.src.trainers.epoch_iterator", "EpochIterator", _RESUMING),
     PrivateName("keras.src.utils.naming", "to_snake_case", "names of variables in checkpoints"),
+    PrivateName("global state", "global_seed_generator", _STATE),
     PrivateName("graph", "_nodes_by_depth", _CUTTING),
     PrivateName("graph", "_outputs_struct", _CUTTING),
     PrivateName("graph", "_standardize_inputs", _CUTTING),
@@ -166,7 +167,14 @@ def _objects() -> dict[str, Callable[[], Any]]:
 
         return TFEpochIterator(x=data, y=data, distribute_strategy=tf.distribute.get_strategy())
 
+    def state() -> Any:
+        from keras.src.backend.common import global_state
+
+        keras.random.normal((1,))  # Makes the global seed.
+        return global_state.GLOBAL_STATE_TRACKER
+
     return {
+        "global state": state,
         "graph": lambda: model,
         "sequential": lambda: keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]),
         "layer": lambda: dense,

@@ -28,6 +28,7 @@ SCOPES: Mapping[str, str] = {
 # Keeps a function a call. TensorFlow would copy its body into the step for every call, and optimize
 # each copy: with many micro-batches that is most of the time to the first step.
 NO_INLINE = "_noinline"
+KEEP_AS_CALL = {"experimental_attributes": {NO_INLINE: True}}  # As an option of `tf.function`.
 # Nodes that must be placed together; may name ops that a cut has left elsewhere.
 COLOCATION = "_class"
 MUST_COMPILE = "_XlaMustCompile"
@@ -70,3 +71,8 @@ def describe_argument(attributes: Any, tensor: tf.Tensor) -> None:
     if tensor.dtype == tf.resource and reads:
         attributes["_handle_dtypes"].list.type.append(reads[0].dtype.as_datatype_enum)
         attributes["_handle_shapes"].list.shape.append(reads[0].shape.as_proto())
+
+
+def call_options(called: tf.Tensor) -> bytes:
+    """TensorFlow's serialized options for calls, as they stand with what a call returned."""
+    return bytes(called.op.get_attr("config_proto"))

@@ -1,7 +1,7 @@
-"""A Keras model as one flat list of layer calls.
+"""A Keras model as a flat list of layer calls.
 
-Keras keeps a model as nested graphs of nodes. Cutting needs a line: this file lays every call of
-every layer, those inside nested models too, in the order in which Keras itself would run them.
+Keras represents a model as nested graphs of nodes. To find places to cut, this file lists every
+call of every layer, including those inside nested models, in the order in which Keras runs them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from typing import Any
 import keras
 from keras import tree
 
+from keras_mgpu.internals.identity import IdentityMap, unique
 from keras_mgpu.internals.keras_graph import (
     Functional,
     compute_output_spec,
+    fill_in,
     graph_of,
     nodes_in_order,
     pack_outputs,
@@ -33,16 +35,16 @@ class LayerCall:
     """One call of one layer.
 
     Attributes:
-        name: Unique: the layer's name behind those of the models it is nested in,
-            with `@2`, `@3`, … for further calls.
-        layer: The layer or operation itself.
-        inputs: Numbers of the values it reads.
-        outputs: Numbers of the values it writes.
+        name: A unique name: the path of the layer inside nested models, followed by `@2`, `@3`, …
+            for further calls.
+        layer: The layer or operation.
+        inputs: The numbers of the values it reads.
+        outputs: The numbers of the values it produces.
         run: `run(values, training)` returns the output values.
-        input_specs: Its symbolic inputs, where the model's graph knows them.
-        output_specs: Its symbolic outputs, likewise.
-        is_entry: Whether this is a nested model's conversion of its inputs. It costs
-            nothing and always stays with the call behind it.
+        input_specs: Its symbolic inputs, if the graph of the model contains them.
+        output_specs: Its symbolic outputs, if the graph of the model contains them.
+        is_entry: Whether this call only converts the inputs of a nested model. It costs nothing
+            and always stays with the next call.
     """
 
     name: str
@@ -57,16 +59,16 @@ class LayerCall:
 
 @dataclass(frozen=True, eq=False)
 class LayerCalls:
-    """A whole model: its calls in order, and which values it takes and returns.
+    """A whole model: its calls in order, and the values it takes and returns.
 
     Attributes:
-        calls: Every call, in an order in which they can run.
-        inputs: Numbers of the values the model takes.
-        outputs: Numbers of the values it returns.
-        standardize: Turns what a user feeds into the values of `inputs`.
-        pack_outputs: Turns the values of `outputs` into what the model returns.
-        output_spec: Tells for given inputs what the model would return, as symbolic tensors.
-        one_a_stage: Whether each call must be a stage of its own.
+        calls: All calls, in an order in which they can run.
+        inputs: The numbers of the values that the model takes.
+        outputs: The numbers of the values that the model returns.
+        standardize: Converts the inputs given by a user to the values of `inputs`.
+        pack_outputs: Converts the values of `outputs` to the output structure of the model.
+        output_spec: Returns the symbolic outputs of the model for given inputs.
+        one_per_stage: Whether each call must be a separate stage.
     """
 
     calls: tuple[LayerCall, ...]
@@ -75,10 +77,10 @@ class LayerCalls:
     standardize: Callable[[Value], list[Value]]
     pack_outputs: Callable[[Sequence[Value]], Value]
     output_spec: Callable[[Value], Value]
-    one_a_stage: bool = False
+    one_per_stage: bool = False
 
     def run(self, inputs: Value, training: bool) -> Value:
-        """Runs every call in order, without regard to stages."""
+        """Runs all calls in order, regardless of stages."""
         values = dict(zip(self.inputs, self.standardize(inputs)))
         for call in self.calls:
             read = [values[number] for number in call.inputs]
@@ -87,7 +89,7 @@ class LayerCalls:
 
 
 def from_model(model: keras.Model) -> LayerCalls | None:
-    """Flattens a Sequential or Functional model; `None` if it has no graph of layers."""
+    """Flattens a Sequential or Functional model. Returns `None` if it has no graph of layers."""
     graph = graph_of(model)
     if graph is None:
         return None
@@ -106,7 +108,7 @@ def from_model(model: keras.Model) -> LayerCalls | None:
 
 
 def from_stages(layers: Sequence[keras.Layer]) -> LayerCalls:
-    """A list of layers, one a stage: each takes what the one before it returned."""
+    """Chains a list of layers, one per stage. Each takes the output of the previous one."""
     builder = _Builder()
     first = last = builder.new_value()
     for layer in layers:
@@ -124,12 +126,16 @@ def from_stages(layers: Sequence[keras.Layer]) -> LayerCalls:
         standardize=lambda inputs: [inputs],
         pack_outputs=lambda values: values[0],
         output_spec=lambda inputs: compute_output_spec(run_all, inputs),
-        one_a_stage=True,
+        one_per_stage=True,
     )
 
 
+# For symbolic tensors of a graph, the numbers of the values they stand for.
+Numbers = IdentityMap[keras.KerasTensor, int]
+
+
 class _Builder:
-    """Collects calls while walking the graphs, and numbers their values."""
+    """Collects the calls of nested graphs and numbers their values."""
 
     def __init__(self) -> None:
         self.calls: list[LayerCall] = []
@@ -141,8 +147,8 @@ class _Builder:
         return self._num_values - 1
 
     def add_graph(self, graph: Functional, inputs: Sequence[int], prefix: str) -> list[int]:
-        """Adds every call of a graph that reads `inputs`; returns the numbers of its outputs."""
-        numbers = {id(tensor): value for tensor, value in zip(graph.inputs, inputs)}
+        """Adds all calls of a graph with the given inputs. Returns the numbers of its outputs."""
+        numbers: Numbers = IdentityMap(zip(graph.inputs, inputs))
         for node in nodes_in_order(graph):
             nested = _nested_graph(node)
             if nested is None:
@@ -151,11 +157,11 @@ class _Builder:
                 path = f"{prefix}{node.operation.name}/"
                 entered = self._add_entry(node, nested, numbers, path)
                 outputs = self.add_graph(nested, entered, path)
-            numbers.update((id(tensor), value) for tensor, value in zip(node.outputs, outputs))
-        return [numbers[id(tensor)] for tensor in graph.outputs]
+            numbers.update(zip(node.outputs, outputs))
+        return [numbers[tensor] for tensor in graph.outputs]
 
     def add_chained(self, layer: keras.Layer, value: int) -> int:
-        """Adds a layer that takes one value, of any structure, and returns one."""
+        """Adds a layer that takes and returns one value of any structure."""
         output = self.new_value()
 
         def run(values: Sequence[Value], training: bool) -> list[Value]:
@@ -164,19 +170,19 @@ class _Builder:
         self._append(layer.name, layer, (value,), (output,), run)
         return output
 
-    def _add_node(self, node: Any, numbers: dict[int, int], prefix: str) -> list[int]:
-        tensors = list({id(tensor): tensor for tensor in node.input_tensors}.values())
+    def _add_node(self, node: Any, numbers: Numbers, prefix: str) -> list[int]:
+        tensors = unique(node.input_tensors)
         outputs = [self.new_value() for _ in node.outputs]
 
         def run(values: Sequence[Value], training: bool) -> list[Value]:
-            filled = {id(tensor): value for tensor, value in zip(tensors, values)}
-            args, kwargs = node.arguments.fill_in(filled)
-            return tree.flatten(_call(node.operation, args, kwargs, training))
+            args, kwargs = fill_in(node, tensors, values)
+            flat: list[Value] = tree.flatten(_call(node.operation, args, kwargs, training))
+            return flat
 
         self._append(
             f"{prefix}{node.operation.name}",
             node.operation,
-            tuple(numbers[id(tensor)] for tensor in tensors),
+            tuple(numbers[tensor] for tensor in tensors),
             tuple(outputs),
             run,
             input_specs=tuple(tensors),
@@ -184,36 +190,41 @@ class _Builder:
         )
         return outputs
 
-    def _add_entry(
-        self, node: Any, nested: Functional, numbers: dict[int, int], path: str
-    ) -> list[int]:
+    def _add_entry(self, node: Any, nested: Functional, numbers: Numbers, path: str) -> list[int]:
         tensors = list(node.input_tensors)
         outputs = [self.new_value() for _ in nested.inputs]
 
         def run(values: Sequence[Value], training: bool) -> list[Value]:
-            filled = {id(tensor): value for tensor, value in zip(tensors, values)}
-            args, _ = node.arguments.fill_in(filled)
+            args, _ = fill_in(node, tensors, values)
             return standardize_inputs(nested, args[0])
 
         self._append(
             f"{path}inputs",
             node.operation,
-            tuple(numbers[id(tensor)] for tensor in tensors),
+            tuple(numbers[tensor] for tensor in tensors),
             tuple(outputs),
             run,
             is_entry=True,
         )
         return outputs
 
-    def _append(self, name: str, layer: Any, inputs: Any, outputs: Any, run: Any, **rest: Any):
+    def _append(
+        self,
+        name: str,
+        layer: Any,
+        inputs: tuple[int, ...],
+        outputs: tuple[int, ...],
+        run: Callable[[Sequence[Value], bool], list[Value]],
+        **rest: Any,
+    ) -> None:
         self._times_called[name] += 1
         times = self._times_called[name]
-        unique = name if times == 1 else f"{name}@{times}"
-        self.calls.append(LayerCall(unique, layer, inputs, outputs, run, **rest))
+        numbered = name if times == 1 else f"{name}@{times}"
+        self.calls.append(LayerCall(numbered, layer, inputs, outputs, run, **rest))
 
 
 def _nested_graph(node: Any) -> Functional | None:
-    """The graph inside a call of a nested model, if walking it means the same as calling it."""
+    """Returns the graph of a nested model, if running its layers is equivalent to calling it."""
     graph = graph_of(node.operation)
     arguments = node.arguments
     given = {name for name, value in arguments.kwargs.items() if value is not None}
@@ -223,7 +234,7 @@ def _nested_graph(node: Any) -> Functional | None:
 
 
 def _call(operation: Any, args: Any, kwargs: dict[str, Any], training: bool) -> Value:
-    """Calls a layer as a Functional model does: `training` goes to every layer that knows it."""
+    """Calls a layer as a Functional model does, with `training` if the layer supports it."""
     if takes_training(operation):
         kwargs = {**kwargs, "training": training}
     return operation(*args, **kwargs)

@@ -1,7 +1,7 @@
-"""Estimates what each layer call costs, as plain numbers for the balance of stages.
+"""Estimates the cost of each layer call, to balance stages.
 
-The estimate needs no run and no trace: multiplications by weights are counted from shapes, all
-else as a few operations for each number that comes out. Only the ratio between layers matters.
+Costs are computed from shapes, without running or tracing the model: multiplications by weights,
+and a few operations for each element of an output. Only the ratio between layers matters.
 """
 
 from __future__ import annotations
@@ -14,26 +14,27 @@ import keras
 import tensorflow as tf
 
 from keras_mgpu.blueprint.partition import LayerCost
+from keras_mgpu.internals.identity import IdentitySet
 from keras_mgpu.model.layer_calls import LayerCall, LayerCalls
 
-UNKNOWN_DIMENSION = 64  # Stands in for a length or a width that only the data knows.
-ELEMENTWISE = 4  # Operations for each number of a layer's output.
+UNKNOWN_DIMENSION = 64  # Used for a length or width that is not known before training.
+ELEMENTWISE = 4  # Operations per element of an output.
 
 
 def layer_costs(model: LayerCalls) -> list[LayerCost]:
-    """One `LayerCost` for each call a cut can stand behind."""
+    """Returns the `LayerCost` of each call after which the model can be cut."""
     calls = [call for call in model.calls if not call.is_entry]
-    crossing = _bytes_behind(model, calls)
-    seen: set[int] = set()
+    crossing = _bytes_after(model, calls)
+    seen: IdentitySet[keras.Variable] = IdentitySet()
     costs = []
     for call, cut_bytes in zip(calls, crossing):
-        variables = [v for v in _variables(call.layer) if id(v) not in seen]
-        seen.update(id(v) for v in variables)
+        variables = [v for v in _variables(call.layer) if v not in seen]
+        seen.update(variables)
         costs.append(
             LayerCost(
                 name=call.name,
                 compute=_compute(call),
-                parameters=sum(math.prod(v.shape) for v in variables),
+                parameters=sum(_size(v) for v in variables),
                 weight_bytes=sum(_bytes(v) for v in variables),
                 cut_bytes=cut_bytes,
             )
@@ -46,7 +47,7 @@ def _variables(layer: Any) -> list[keras.Variable]:
 
 
 def _compute(call: LayerCall) -> int:
-    """Operations a sample, forward."""
+    """Returns the operations of a forward pass, per sample."""
     layer = call.layer
     produced = sum(_elements(spec) for spec in call.output_specs)
     cost = ELEMENTWISE * max(produced, 1)
@@ -55,15 +56,15 @@ def _compute(call: LayerCall) -> int:
     if isinstance(layer, (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)):
         cost += _attention(layer, call)
     positions = _positions(call)
-    weights = sum(math.prod(v.shape) for v in _variables(layer) if len(v.shape) >= 2)
+    weights = sum(_size(v) for v in _variables(layer) if len(v.shape) >= 2)
     return cost + 2 * weights * positions
 
 
 def _positions(call: LayerCall) -> int:
-    """How many times a sample is multiplied by the layer's weights.
+    """Returns how many times a sample is multiplied by the weights of the layer.
 
-    A convolution slides over its output, a transposed one over its input; a recurrent layer
-    steps through its input. For all others the places of the output say it.
+    This is the number of positions in the output. Exceptions are recurrent layers, which step
+    through their input, and transposed convolutions, which slide over it.
     """
     inputs = max((_places(spec, call.layer) for spec in call.input_specs), default=1)
     outputs = max((_places(spec, call.layer) for spec in call.output_specs), default=1)
@@ -75,14 +76,14 @@ def _positions(call: LayerCall) -> int:
 
 
 def _places(spec: keras.KerasTensor, layer: Any) -> int:
-    """The product of all dimensions but those of samples and channels."""
+    """Returns the product of all dimensions except samples and channels."""
     shape = _known(spec.shape[1:])
     channels_first = getattr(layer, "data_format", None) == "channels_first"
     return math.prod(shape[1:] if channels_first else shape[:-1])
 
 
 def _attention(layer: Any, call: LayerCall) -> int:
-    """Scores and weighted sums: two products of every query with every key."""
+    """Returns the operations for attention scores and weighted sums."""
     lengths = [_places(spec, layer) for spec in call.input_specs]
     queries, keys = lengths[0], lengths[min(1, len(lengths) - 1)]
     heads = int(getattr(layer, "num_heads", 0) or getattr(layer, "num_query_heads", 1))
@@ -90,8 +91,8 @@ def _attention(layer: Any, call: LayerCall) -> int:
     return 4 * queries * keys * heads * width
 
 
-def _bytes_behind(model: LayerCalls, calls: Sequence[LayerCall]) -> list[int]:
-    """For each call, the bytes a sample that are made up to it and needed behind it."""
+def _bytes_after(model: LayerCalls, calls: Sequence[LayerCall]) -> list[int]:
+    """Returns, for each call, the bytes per sample produced up to it and needed after it."""
     sizes: dict[int, int] = {}
     last_use: dict[int, int] = {}
     made_at: dict[int, int] = {}
@@ -128,8 +129,12 @@ def _known(shape: Sequence[int | None]) -> list[int]:
     return [UNKNOWN_DIMENSION if size is None else size for size in shape]
 
 
+def _size(variable: keras.Variable) -> int:
+    return int(math.prod(variable.shape))
+
+
 def _bytes(variable: keras.Variable) -> int:
-    return math.prod(variable.shape) * _itemsize(variable.dtype)
+    return _size(variable) * _itemsize(variable.dtype)
 
 
 def _itemsize(dtype: str) -> int:

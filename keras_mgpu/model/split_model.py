@@ -1,4 +1,4 @@
-"""The way from a `PipelineSplit` to the model inside it, for what works with either."""
+"""Access to the model inside a `PipelineSplit`, for code that works with either."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 def is_split(model: Any) -> bool:
     """Whether a model is a `PipelineSplit`.
 
-    It is known by what it carries: to ask for its class would load everything that trains it.
+    It is recognized by its attributes, because importing its class would load the whole pipeline.
     """
     return hasattr(model, "plan") and hasattr(model, "schedule")
 
 
 def unsplit(model: Any) -> Any:
-    """The user's own model, if `model` is a `PipelineSplit` around it."""
+    """Returns the model inside a `PipelineSplit`, and any other model unchanged."""
     return model.model if is_split(model) else model

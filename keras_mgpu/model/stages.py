@@ -1,7 +1,7 @@
-"""A model and a plan become stages: their layers, what flows between them, whose variables.
+"""Turns a model and a plan into stages: their calls, the values between them, their variables.
 
-No layer is copied. A stage is a range of the model's own calls, and moving it to a device moves the
-variables of the user's own layers.
+No layer is copied. A stage is a range of the calls of the model, and placing it on a device moves
+the variables of the user's layers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from keras_mgpu.blueprint.partition import PartitionPlan
+from keras_mgpu.internals.identity import IdentitySet, unique
 from keras_mgpu.internals.keras_graph import flatten_layers
 from keras_mgpu.internals.keras_variables import (
     move_variable,
@@ -30,13 +31,13 @@ class Stage:
     """A range of a model's calls, pinned to a device.
 
     Attributes:
-        index: Its place in the pipeline, from 0.
-        device: The device string its ops and variables are pinned to.
-        calls: The layer calls it makes, in order.
-        inputs: Numbers of the values it takes: from the data or from any stage before it.
-        outputs: Numbers of the values it hands on: to any stage behind it, or out of the model.
-        variables: The variables that live with it.
-        borrowed: The variables its layers use that live with a stage before it.
+        index: Its position in the pipeline, starting at 0.
+        device: The device string that its ops and variables are pinned to.
+        calls: Its layer calls, in order.
+        inputs: The numbers of the values it reads, from the data or from any earlier stage.
+        outputs: The numbers of the values it produces for later stages, or as model outputs.
+        variables: The variables on its device.
+        borrowed: The variables that its layers use, but that belong to an earlier stage.
     """
 
     index: int
@@ -49,32 +50,32 @@ class Stage:
 
     @property
     def layers(self) -> list[Any]:
-        """Each layer once, in the order of its first call."""
-        return list({id(c.layer): c.layer for c in self.calls if not c.is_entry}.values())
+        """Its layers, in the order of their first call."""
+        return unique(call.layer for call in self.calls if not call.is_entry)
 
     @property
     def sublayers(self) -> list[keras.Layer]:
-        """Its layers, and the layers inside them."""
+        """Its layers, and all layers inside them."""
         return [sublayer for layer in self.layers for sublayer in flatten_layers(layer)]
 
     @property
     def state(self) -> list[keras.Variable]:
-        """What its layers may assign while they are called: statistics, seeds, metrics."""
-        return list({id(v): v for layer in self.sublayers for v in own_state(layer)}.values())
+        """The variables that its layers may update when called: statistics, seeds, metrics."""
+        return unique(variable for layer in self.sublayers for variable in own_state(layer))
 
     @property
     def new_weights(self) -> list[keras.Variable]:
-        """Weights that its layers got after it was made."""
-        known = {id(v) for v in (*self.variables, *self.borrowed)}
+        """The weights that were added to its layers after the model was split."""
+        known = IdentitySet((*self.variables, *self.borrowed))
         weights = [weight for layer in self.sublayers for weight in own_weights(layer)]
-        return [weight for weight in weights if id(weight) not in known]
+        return [weight for weight in weights if weight not in known]
 
     @property
     def tables(self) -> list[keras.Variable]:
-        """Weights that live with it and of which a sample uses some rows."""
+        """The embedding tables on its device."""
         embeddings = [each for each in self.sublayers if isinstance(each, keras.layers.Embedding)]
-        of_embeddings = {id(v) for layer in embeddings for v in layer.variables}
-        return [variable for variable in self.variables if id(variable) in of_embeddings]
+        of_embeddings = IdentitySet(v for layer in embeddings for v in layer.variables)
+        return [variable for variable in self.variables if variable in of_embeddings]
 
     def __str__(self) -> str:
         names = [call.name for call in self.calls if not call.is_entry]
@@ -85,10 +86,10 @@ class Stage:
 def make_stages(
     model: LayerCalls, plan: PartitionPlan, devices: Sequence[str]
 ) -> tuple[Stage, ...]:
-    """Cuts the model's calls as planned, one range for each device."""
+    """Divides the calls of a model into stages as planned, one per device."""
     ranges = _ranges(model.calls, plan.ends)
     stages: list[Stage] = []
-    homes: set[int] = set()
+    homes: IdentitySet[keras.Variable] = IdentitySet()
     for index, (calls, device) in enumerate(zip(ranges, devices)):
         later = [call for following in ranges[index + 1 :] for call in following]
         used = _variables(calls)
@@ -98,20 +99,20 @@ def make_stages(
                 device=device,
                 calls=calls,
                 inputs=_read_by(calls),
-                outputs=_needed_behind(calls, later, model.outputs),
-                variables=tuple(v for v in used if id(v) not in homes),
-                borrowed=tuple(v for v in used if id(v) in homes),
+                outputs=_needed_after(calls, later, model.outputs),
+                variables=tuple(v for v in used if v not in homes),
+                borrowed=tuple(v for v in used if v in homes),
             )
         )
-        homes.update(id(v) for v in used)
+        homes.update(used)
     return tuple(stages)
 
 
 def place_variables(stages: Iterable[Stage]) -> None:
-    """Moves every variable to its stage's device.
+    """Moves all variables to the devices of their stages.
 
-    All new variables are made before the first is put in place, so that a device without enough
-    memory leaves the model as it was.
+    All copies are created before the first variable is replaced, so that the model is unchanged if
+    a device runs out of memory.
     """
     moves = [
         (variable, copy_to(variable, stage.device))
@@ -124,7 +125,7 @@ def place_variables(stages: Iterable[Stage]) -> None:
 
 
 def copy_to(variable: keras.Variable, device: str) -> tf.Variable:
-    """A `tf.Variable` on `device` with the value of a Keras variable."""
+    """Returns a `tf.Variable` on `device` with the value of a Keras variable."""
     old = tf_variable(variable)
     with tf.device(device):
         return tf.Variable(
@@ -140,11 +141,11 @@ def copy_to(variable: keras.Variable, device: str) -> tf.Variable:
 def _is_on(variable: keras.Variable, device: str) -> bool:
     is_at = tf.DeviceSpec.from_string(tf_variable(variable).device)
     wanted = tf.DeviceSpec.from_string(device)
-    return is_at == is_at.make_merged_spec(wanted)
+    return bool(is_at == is_at.make_merged_spec(wanted))
 
 
 def _ranges(calls: Sequence[LayerCall], ends: Sequence[int]) -> list[tuple[LayerCall, ...]]:
-    """Cuts the calls where the plan, which does not count entries, says so."""
+    """Divides the calls at the ends given by the plan, which does not count entries."""
     ranges: list[list[LayerCall]] = [[] for _ in ends]
     stage, counted = 0, 0
     for call in calls:
@@ -167,7 +168,7 @@ def _read_by(calls: Sequence[LayerCall]) -> tuple[int, ...]:
     return tuple(read)
 
 
-def _needed_behind(
+def _needed_after(
     calls: Sequence[LayerCall], later: Sequence[LayerCall], model_outputs: Sequence[int]
 ) -> tuple[int, ...]:
     needed = {value for call in later for value in call.inputs} | set(model_outputs)
@@ -175,10 +176,6 @@ def _needed_behind(
 
 
 def _variables(calls: Sequence[LayerCall]) -> list[keras.Variable]:
-    found: dict[int, keras.Variable] = {}
-    for call in calls:
-        if isinstance(call.layer, keras.Layer) and not call.is_entry:
-            for sublayer in flatten_layers(call.layer):
-                own = [*own_trainable(sublayer), *own_state(sublayer)]
-                found.update((id(v), v) for v in own)
-    return list(found.values())
+    layers = [call.layer for call in calls if not call.is_entry]
+    sublayers = [sublayer for layer in layers for sublayer in flatten_layers(layer)]
+    return unique(v for each in sublayers for v in (*own_trainable(each), *own_state(each)))

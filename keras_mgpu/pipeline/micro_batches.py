@@ -1,4 +1,4 @@
-"""Cuts a batch into micro-batches and puts results back together.
+"""Splits a batch into micro-batches and puts results back together.
 
 The number of micro-batches is fixed when a step is traced; the number of samples is not. So the
 last, smaller batch runs through the same graph as every other, and so does a batch with fewer
@@ -22,7 +22,7 @@ COUNT = tf.float64
 
 
 @dataclass(frozen=True, eq=False)
-class Sizes:
+class BatchSizes:
     """How many samples each micro-batch has.
 
     Attributes:
@@ -53,7 +53,7 @@ class Sizes:
 
 
 def open_sizes(batch: Any) -> Any:
-    """The same tensors, but nothing that is traced with them can know their number of samples.
+    """The same tensors, but nothing traced with them can know their number of samples.
 
     So one trace serves batches, and micro-batches, of every size.
     """
@@ -67,7 +67,7 @@ def open_sizes(batch: Any) -> Any:
     return batch if tf.executing_eagerly() else tree.map_structure(open_size, batch)
 
 
-def sizes_of(batch: Any, num_micro_batches: int, full: tf.Variable | None = None) -> Sizes:
+def sizes_of(batch: Any, num_micro_batches: int, full: tf.Variable | None = None) -> BatchSizes:
     """How a batch is cut.
 
     Sizes are as even as can be: the first ones take a sample more where it does not divide. For
@@ -94,10 +94,10 @@ def sizes_of(batch: Any, num_micro_batches: int, full: tf.Variable | None = None
             starts = [index * size for index in indices]
             counts = [tf.clip_by_value(total - start, 0, size) for start in starts]
             rows = [tf.where(count > 0, count, counts[0]) for count in counts]
-    return Sizes(total, tuple(starts), tuple(counts), tuple(rows))
+    return BatchSizes(total, tuple(starts), tuple(counts), tuple(rows))
 
 
-def split(batch: Any, sizes: Sizes) -> list[Any]:
+def split(batch: Any, sizes: BatchSizes) -> list[Any]:
     """The micro-batches of a nested structure of tensors, sliced where the data comes from."""
     with tf.device(HOST):
         return [
@@ -106,7 +106,7 @@ def split(batch: Any, sizes: Sizes) -> list[Any]:
         ]
 
 
-def merge(micro_batches: Sequence[Any], sizes: Sizes) -> Any:
+def merge(micro_batches: Sequence[Any], sizes: BatchSizes) -> Any:
     """Puts outputs of micro-batches back into one batch, without those that count for nothing."""
 
     for part, count in zip(micro_batches, sizes.counts):
@@ -121,15 +121,15 @@ def merge(micro_batches: Sequence[Any], sizes: Sizes) -> Any:
 
 
 def check_rows(outputs: Any, num_samples: tf.Tensor) -> None:
-    """Stops a step whose outputs have not one row a sample: nobody could put them together."""
+    """Stops a step whose outputs do not have one row per sample: they could not be merged."""
     for leaf in tree.flatten(outputs):
         if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
             rows = tf.shape(leaf)[0]
             tf.debugging.assert_equal(
                 rows,
                 tf.where(num_samples > 0, num_samples, rows),
-                "An output of the model has not as many rows as there are samples, so that its "
-                "micro-batches cannot be put together. Use `micro_batches=1`. Rows and samples",
+                "An output of the model does not have one row per sample, so its micro-batches "
+                "cannot be put back together. Use `micro_batches=1`. Rows and samples",
             )
 
 
@@ -149,7 +149,7 @@ def _num_samples(leaf: Any) -> tf.Tensor:
     return tf.shape(leaf)[0]
 
 
-def _slice(leaf: Any, sizes: Sizes, index: int) -> Any:
+def _slice(leaf: Any, sizes: BatchSizes, index: int) -> Any:
     if leaf is None or sizes.num_micro_batches == 1:
         return leaf
     count = sizes.rows[index]
@@ -167,9 +167,9 @@ class Batch:
     """A batch as `fit` hands it over, whole and in micro-batches.
 
     Attributes:
-        x: Inputs, of which nothing traced with them knows the number.
-        y: Targets, likewise.
-        sample_weight: Weights, likewise.
+        x: Inputs. Nothing traced with them, or with what follows, knows the number of samples.
+        y: Targets.
+        sample_weight: Weights.
         static_size: The number of samples, if it is known before the step runs.
         sizes: How many samples each micro-batch has.
         y_parts: The targets of each micro-batch.
@@ -180,7 +180,7 @@ class Batch:
     y: Value
     sample_weight: Value
     static_size: int | None
-    sizes: Sizes
+    sizes: BatchSizes
     y_parts: list[Value]
     weight_parts: list[Value]
 

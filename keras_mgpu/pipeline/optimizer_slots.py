@@ -1,4 +1,4 @@
-"""Keeps an optimizer's slots beside the variables they belong to, and updates them there.
+"""Keeps optimizer slots on the devices of their variables, and updates them there.
 
 Keras makes every momentum on the default device and leaves its arithmetic unplaced, so that the
 first GPU of a split model fills up with the slots of all the others.
@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_mgpu.internals.identity import IdentityMap
 from keras_mgpu.internals.keras_optimizers import rekey_optimizer, slots_of, without_all_reduce
 from keras_mgpu.internals.keras_variables import move_variable
 from keras_mgpu.internals.tf_functions import is_eager
@@ -71,7 +72,7 @@ class _InputsDevices:
     """Finds where an op's inputs are. Remembers captures, of which a graph may have thousands."""
 
     def __init__(self) -> None:
-        self._captured: dict[int, dict[str, Any]] = {}
+        self._captured: IdentityMap[Any, dict[str, Any]] = IdentityMap()
 
     def of_op(self, op: Any) -> str:
         """The device of the variable an op touches, else of what it reads.
@@ -101,7 +102,7 @@ class _InputsDevices:
         return "" if outer is None else self._of_tensor(outer)
 
     def _outer(self, tensor: Any) -> Any:
-        known = self._captured.setdefault(id(tensor.graph), {})
+        known = self._captured.setdefault(tensor.graph, {})
         if tensor.name not in known:
             captures = getattr(tensor.graph, "captures", ())
             known.update((inner.name, outer) for outer, inner in captures)

@@ -1,14 +1,14 @@
-"""A split model as something that runs: batches in, gradients or outputs out.
+"""A split model as something that runs: batches in, loss and gradients or outputs out.
 
-Keras's training loop stands in front of it, in `pipeline_split.py`; here is all that has to do with
-stages, micro-batches and schedules.
+Keras's training loop is in front of it, in `pipeline_split.py`; here is everything that has to do
+with stages, micro-batches and schedules.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import keras
 import tensorflow as tf
@@ -16,20 +16,41 @@ import tensorflow as tf
 from keras_mgpu.blueprint import named_schedules
 from keras_mgpu.blueprint.partition import PartitionPlan
 from keras_mgpu.blueprint.schedule import Schedule
-from keras_mgpu.blueprint.timeline import Costs, Sizes
+from keras_mgpu.blueprint.timeline import Costs, StageBytes
+from keras_mgpu.internals.identity import IdentityMap, unique
 from keras_mgpu.internals.tf_functions import scratch_graph
+from keras_mgpu.internals.tf_graph_optimizer import OptimizeStagesOnly
 from keras_mgpu.model.layer_calls import LayerCalls, Value
 from keras_mgpu.model.stages import Stage, make_stages
 from keras_mgpu.pipeline import micro_batches
-from keras_mgpu.pipeline.executor import Trainer, infer
+from keras_mgpu.pipeline.executor import Head, StepData, Trainer, infer, weights_of
+from keras_mgpu.pipeline.loss import loss_terms
 from keras_mgpu.pipeline.loss.compiled_loss import CompiledLoss
 from keras_mgpu.pipeline.loss.loss_head import LossHead
 from keras_mgpu.pipeline.micro_batches import Batch
-from keras_mgpu.pipeline.stage.stage_function import StageFunction
-from keras_mgpu.pipeline.stage.value_function import KEEP_AS_CALL
+from keras_mgpu.pipeline.stage.eager_stage import EagerStage
+from keras_mgpu.pipeline.stage.gradients import Gradient
+from keras_mgpu.pipeline.stage.measuring import measure
+from keras_mgpu.pipeline.stage.stage_function import LossCall, StageFunction
+from keras_mgpu.pipeline.stage.traced_stage import TracedStage
+from keras_mgpu.pipeline.stage.training_stage import TrainingStage
 from keras_mgpu.pipeline.stage.xla import StageCompiler
-from keras_mgpu.pipeline.state_flow import StateFlow
-from keras_mgpu.pipeline.step_optimization import OptimizeStagesOnly
+from keras_mgpu.pipeline.state_flow import StateFlow, norms_by_statistic
+
+
+@dataclass(frozen=True, eq=False)
+class StepResult:
+    """What a training step found, before anything is assigned.
+
+    Attributes:
+        loss: The loss, with what layers and regularizers add.
+        gradients: The gradient of each weight for the scaled loss, or `None`.
+        state: What layers assigned.
+    """
+
+    loss: tf.Tensor
+    gradients: list[Gradient]
+    state: StateFlow
 
 
 class Pipeline:
@@ -37,8 +58,8 @@ class Pipeline:
 
     Args:
         calls: The model as a line of layer calls.
-        plan: Where it is cut.
-        devices: One a stage.
+        plan: Where the line is cut.
+        devices: One per stage.
         schedule: The order of forward and backward passes.
         batch_norm: When statistics of batch normalization move.
     """
@@ -55,9 +76,11 @@ class Pipeline:
         self.plan = plan
         self.schedule = schedule
         self.stages: tuple[Stage, ...] = make_stages(calls, plan, devices)
-        self._batch_norm = batch_norm
+        self._norms: IdentityMap[keras.Variable, keras.Layer] = IdentityMap()
+        if batch_norm == "deferred":
+            self._norms = norms_by_statistic(self.stages)
         self._functions: dict[bool, list[StageFunction]] = {}
-        self._made_trainer: Trainer | None = None
+        self._training_stages: list[TrainingStage] = []
         self._eager = False
         self._optimizer = OptimizeStagesOnly()
         self._compilers: list[StageCompiler | None] = [None for _ in self.stages]
@@ -66,23 +89,104 @@ class Pipeline:
     def forget_traces(self, eager: bool, jit_compile: bool) -> None:
         """Starts anew: what was traced before no longer holds."""
         self._functions = {}
-        self._made_trainer = None
+        self._training_stages = []
         self._eager = eager
         self._compilers = [StageCompiler(stage) if jit_compile else None for stage in self.stages]
         self._full_sizes = {}
 
     def around_step(self) -> contextlib.AbstractContextManager[None]:
         """The scope in which a step is to be called."""
-        is_cut = self.schedule.num_micro_batches > 1
-        return self._optimizer.around_step() if is_cut else contextlib.nullcontext()
+        is_split = self.schedule.num_micro_batches > 1
+        return self._optimizer.around_step() if is_split else contextlib.nullcontext()
 
-    def cut(self, mode: str, x: Value, y: Value = None, sample_weight: Value = None) -> Batch:
-        """Cuts a batch into micro-batches, for one of the modes `train`, `test` and `predict`."""
+    def split_batch(
+        self, mode: str, x: Value, y: Value = None, sample_weight: Value = None
+    ) -> Batch:
+        """Splits a batch into micro-batches, for the modes `train`, `test` and `predict`."""
         num = self.schedule.num_micro_batches
         batch = Batch.of(x, y, sample_weight, num, self._full_size(mode))
         for compiler in filter(None, self._compilers):
-            compiler.num_rows = batch.static_size and -(-batch.static_size // num)
+            compiler.expect_rows(batch.static_size and -(-batch.static_size // num))
         return batch
+
+    def train(
+        self,
+        batch: Batch,
+        compiled: CompiledLoss,
+        weights: Sequence[keras.Variable],
+        scale: tf.Tensor,
+    ) -> StepResult:
+        """Forward and backward passes of a batch.
+
+        Args:
+            batch: The batch.
+            compiled: The compiled loss and metrics.
+            weights: The variables to find gradients for.
+            scale: What gradients are multiplied by, for loss scaling.
+        """
+        data, head = self._training_data(batch, compiled, scale)
+        schedule = self.schedule
+        if head.couples_samples:
+            schedule = named_schedules.forwards_first(schedule)
+        trainer = self._trainer(weights)
+        with self._optimizer.inside_step():
+            if not self._eager:
+                with scratch_graph("rehearsal").as_default():
+                    trainer.rehearse(schedule, self._training_data(batch, compiled, scale)[0])
+            gradients = trainer.run(schedule, data)
+        return StepResult(
+            loss=head.finish() + loss_terms.penalty(weights),
+            gradients=loss_terms.add_penalty_gradients(gradients, weights, scale),
+            state=data.state,
+        )
+
+    def test(
+        self, batch: Batch, compiled: CompiledLoss, weights: Sequence[keras.Variable]
+    ) -> StepResult:
+        """Forward passes of a batch; its loss, and no gradients."""
+        head = self._head(batch, compiled, training=False, scale=tf.ones(()))
+        data = self._data(batch, head)
+        self._infer(data)
+        return StepResult(head.finish() + loss_terms.penalty(weights), [], data.state)
+
+    def predict(self, batch: Batch) -> Value:
+        """The outputs of a whole batch."""
+        head = _OutputsHead()
+        data = self._data(batch, head)
+        self._infer(data)
+        data.state.assign()
+        packed = [self.calls.pack_outputs(values) for values in head.taken]
+        return micro_batches.merge(packed, batch.sizes)
+
+    def measure(self, num_samples: int, num_rounds: int = 5) -> tuple[Costs, StageBytes]:
+        """What a micro-batch of some size costs in each stage, and what it keeps there."""
+        if type(num_samples) is not int or num_samples < 1:
+            raise ValueError(
+                "`num_samples` must be an integer of at least 1, the size of a micro-batch. "
+                f"Received: num_samples={num_samples!r}"
+            )
+        traced = [stage for stage in self._training_stages if isinstance(stage, TracedStage)]
+        if not traced:
+            raise ValueError(
+                "Stages can be measured once a step has been traced. Call `fit` first, without "
+                "`run_eagerly`."
+            )
+        measured = [measure(stage.program, num_samples, num_rounds) for stage in traced]
+        costs = Costs(
+            forward=[each.seconds["forward"] for each in measured],
+            backward=[each.seconds["backward"] for each in measured],
+            weight=[each.seconds.get("weights", 0.0) for each in measured],
+            recompute=[each.recompute_seconds for each in measured],
+        )
+        return costs, StageBytes(
+            activations=[each.activations for each in measured],
+            for_weights=[each.for_weights for each in measured],
+            inputs=[each.inputs for each in measured],
+        )
+
+    def state(self, batch: Batch) -> StateFlow:
+        """The state of layers over the micro-batches of a batch."""
+        return StateFlow(batch.sizes, self._norms)
 
     def _full_size(self, mode: str) -> tf.Variable | None:
         if not any(self._compilers):
@@ -92,115 +196,80 @@ class Pipeline:
                 self._full_sizes[mode] = tf.Variable(0, trainable=False)
         return self._full_sizes[mode]
 
-    def state(self, batch: Batch) -> StateFlow:
-        return StateFlow(self.stages, batch.sizes, self._batch_norm)
-
-    def loss_head(
-        self, compiled: CompiledLoss, batch: Batch, training: bool, scale: tf.Tensor
+    def _head(
+        self, batch: Batch, compiled: CompiledLoss, *, training: bool, scale: tf.Tensor
     ) -> LossHead:
         """The end of the pipeline: the compiled loss and metrics for one batch."""
         y_pred = self.calls.output_spec(batch.x)
         compiled.get_ready(batch.x, batch.y, y_pred, batch.sample_weight)
+        return LossHead(compiled, batch, self.calls, training=training, scale=scale)
 
-        def forward(inputs: Value) -> Value:
-            return self.calls.run(inputs, training)
+    def _training_data(
+        self, batch: Batch, compiled: CompiledLoss, scale: tf.Tensor
+    ) -> tuple[StepData[StateFlow], LossHead]:
+        head = self._head(batch, compiled, training=True, scale=scale)
+        return self._data(batch, head), head
 
-        return LossHead(compiled, batch, training, scale, self.calls.pack_outputs, forward)
-
-    def train(
-        self,
-        batch: Batch,
-        make_head: Callable[[], LossHead],
-        state: StateFlow,
-        weights: Sequence[keras.Variable],
-    ) -> tuple[LossHead, list[Any]]:
-        """Forward and backward; returns the head and the gradient of each weight, or `None`."""
-        head, feeds = make_head(), self._feeds(batch)
-        schedule = self.schedule
-        if head.couples_samples:
-            schedule = named_schedules.forwards_first(schedule)
-        trainer = self._trainer(weights)
-        with self._optimizer.inside_step():
-            if not self._eager:
-                with scratch_graph("rehearsal").as_default():
-                    twins = make_head(), self.state(batch)
-                    trainer.rehearse(schedule, feeds[0], self.calls.outputs, *twins)
-            return head, trainer.run(schedule, feeds, self.calls.outputs, head, state)
-
-    def forward(self, batch: Batch, head: Any, state: StateFlow) -> None:
-        """Forward passes only, in inference mode."""
-        feeds, schedule = self._feeds(batch), named_schedules.forwards_only(self.schedule)
-        functions = self._stage_functions(training=False)
-        with self._optimizer.inside_step():
-            infer(functions, schedule, feeds, self.calls.outputs, head, state)
-
-    def predict(self, batch: Batch) -> Value:
-        """The outputs of a whole batch."""
-        outputs, state = _OutputsHead(), self.state(batch)
-        self.forward(batch, outputs, state)
-        state.assign()
-        packed = [self.calls.pack_outputs(values) for values in outputs.taken]
-        return micro_batches.merge(packed, batch.sizes)
-
-    def measure(self, num_samples: int, num_rounds: int = 5) -> tuple[Costs, Sizes]:
-        """What a micro-batch of some size costs in each stage, and what it keeps there."""
-        if type(num_samples) is not int or num_samples < 1:
-            raise ValueError(
-                "`num_samples` must be an integer of at least 1, the size of a micro-batch. "
-                f"Received: num_samples={num_samples!r}"
-            )
-        if self._made_trainer is None or self._eager:
-            raise ValueError(
-                "Stages can be measured when a step has been traced: call `fit` first, without "
-                "`run_eagerly`."
-            )
-        measured = self._made_trainer.measure(num_samples, num_rounds)
-        seconds, sizes = zip(*measured)
-        costs = Costs(
-            forward=[each["forward"] for each in seconds],
-            backward=[each["backward"] for each in seconds],
-            weight=[each.get("weights", 0.0) for each in seconds],
-            recompute=[each.get("recompute", each["forward"]) for each in seconds],
-        )
-        return costs, Sizes(
-            activations=[each["activations"] for each in sizes],
-            for_weights=[each["for_weights"] for each in sizes],
-            inputs=[each["inputs"] for each in sizes],
-        )
-
-    def _feeds(self, batch: Batch) -> list[dict[int, Value]]:
-        """For each micro-batch, the model's inputs by their numbers."""
+    def _data(self, batch: Batch, head: Head) -> StepData[StateFlow]:
         parts = micro_batches.split(self.calls.standardize(batch.x), batch.sizes)
-        return [dict(zip(self.calls.inputs, part)) for part in parts]
+        feeds = [dict(zip(self.calls.inputs, part)) for part in parts]
+        return StepData(feeds, self.calls.outputs, head, self.state(batch))
+
+    def _infer(self, data: StepData[StateFlow]) -> None:
+        schedule = named_schedules.forwards_only(self.schedule)
+        with self._optimizer.inside_step():
+            infer(self._stage_functions(training=False), schedule, data)
 
     def _trainer(self, weights: Sequence[keras.Variable]) -> Trainer:
-        if self._made_trainer is None:
-            functions = self._stage_functions(training=True)
-            num, data = self.schedule.num_micro_batches, self.calls.inputs
-            self._made_trainer = Trainer(
-                functions, weights, num, data, self._eager, self._stays_a_call
-            )
-        return self._made_trainer
+        functions = self._stage_functions(training=True)
+        if not self._training_stages:
+            made = {number for each in functions for number in each.stage.outputs}
+            made -= set(self.calls.inputs)
+            self._training_stages = [
+                self._training_stage(function, weights_of(function, weights), made)
+                for function in functions
+            ]
+        return Trainer(functions, self._training_stages, weights)
+
+    def _training_stage(
+        self, function: StageFunction, weights: Sequence[keras.Variable], made: set[int]
+    ) -> TrainingStage:
+        if self._eager:
+            return EagerStage(function, weights, made)
+        return TracedStage(
+            function,
+            weights,
+            made,
+            num_micro_batches=self.schedule.num_micro_batches,
+            stays_a_call=self._stays_a_call,
+        )
 
     def _stage_functions(self, training: bool) -> list[StageFunction]:
         if training not in self._functions:
-            weights = {id(v): v for stage in self.stages for v in stage.variables if v.trainable}
-            options = KEEP_AS_CALL if self._stays_a_call else {}
+            variables = unique(v for stage in self.stages for v in stage.variables)
             self._functions[training] = [
-                StageFunction(stage, training, self._eager, weights, compiler, **options)
+                StageFunction(
+                    stage,
+                    training=training,
+                    eager=self._eager,
+                    foreign=[variable for variable in variables if variable.trainable],
+                    compiler=compiler,
+                    stays_a_call=self._stays_a_call,
+                )
                 for stage, compiler in zip(self.stages, self._compilers)
             ]
         return self._functions[training]
 
     @property
     def _stays_a_call(self) -> bool:
-        """Whether a stage runs more than once a step: then it must not be copied into it."""
-        recomputes = any(op.kind == "R" for lane in self.schedule.lanes for op in lane)
-        return recomputes or self.schedule.num_micro_batches > 1
+        """Whether a stage runs more than once per step: then it must not be copied into it."""
+        return bool(self.schedule.recomputed_stages) or self.schedule.num_micro_batches > 1
 
 
 class _OutputsHead:
     """A head that only keeps outputs, for `predict`."""
+
+    couples_samples = False
 
     def __init__(self) -> None:
         self.taken: list[list[Value]] = []
@@ -208,7 +277,9 @@ class _OutputsHead:
     def take_outputs(self, micro_batch: int, outputs: list[Value]) -> None:
         self.taken.append(outputs)
 
-    def take_losses(self, micro_batch: int, losses: Any, calls: Any) -> list[tf.Tensor]:
+    def take_losses(
+        self, micro_batch: int, losses: Sequence[tf.Tensor], calls: Sequence[LossCall]
+    ) -> list[tf.Tensor]:
         return []
 
     def output_gradients(self, micro_batch: int) -> list[list[tf.Tensor | None]]:

@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from keras_mgpu.blueprint.partition import PartitionPlan
 from keras_mgpu.blueprint.schedule import Schedule
-from keras_mgpu.blueprint.timeline import Costs, Sizes
+from keras_mgpu.blueprint.timeline import Costs, StageBytes
+from keras_mgpu.internals.identity import unique
 from keras_mgpu.internals.keras_graph import no_automatic_dependency_tracking
 from keras_mgpu.internals.keras_training import (
     SharesCompiled,
@@ -24,13 +25,11 @@ from keras_mgpu.model import layer_calls
 from keras_mgpu.model.layer_calls import LayerCalls
 from keras_mgpu.model.stages import Stage, place_variables
 from keras_mgpu.pipeline import optimizer_slots, planning, validation
-from keras_mgpu.pipeline.loss import loss_terms
 from keras_mgpu.pipeline.loss.compiled_loss import CompiledLoss
-from keras_mgpu.pipeline.micro_batches import Batch
 from keras_mgpu.pipeline.pipeline import Pipeline
 from keras_mgpu.pipeline.stage import stage_errors
-from keras_mgpu.pipeline.state_flow import StateFlow
-from keras_mgpu.pipeline.verify import VerifyReport, verify
+from keras_mgpu.pipeline.verify import Verifier, VerifyReport
+from keras_mgpu.system.terminal import fold_names
 
 if TYPE_CHECKING:
     from keras_mgpu.profiling.measured_timeline import MeasuredStep
@@ -43,7 +42,7 @@ _splits = weakref.WeakKeyDictionary()
 class PipelineSplit(SharesCompiled):
     """Splits a Keras model over devices and pipelines micro-batches through it.
 
-    The layers are partitioned into stages, each pinned to a device. A batch is cut into
+    The layers are partitioned into stages, each pinned to a device. A batch is split into
     micro-batches that follow one another through the stages, so that the devices work at the same
     time. Everything else stays Keras: `compile`, `fit`, `evaluate`, `predict`, callbacks, `save`.
     Training gives the same numbers as the unsplit model, and trains the model object it was given.
@@ -59,24 +58,25 @@ class PipelineSplit(SharesCompiled):
 
     Args:
         model: A built Sequential or Functional model, or a list of built layers or models of any
-            kind, one a stage. Its variables are moved to their stages' devices.
-        devices: List of device strings, one a stage. The same device may stand more than once.
-            Defaults to every visible GPU.
-        micro_batches: Integer. How many pieces a batch is cut into. Defaults to four a device.
+            kind, one per stage. Its variables are moved to the devices of their stages.
+        devices: List of device strings, one per stage. A device may be listed more than once.
+            Defaults to all visible GPUs.
+        micro_batches: Integer, the number of micro-batches per batch. Defaults to 4 per device.
         schedule: `"1f1b"` (one forward, one backward: few micro-batches alive at once), `"gpipe"`
-            (all forwards, then all backwards), `"interleaved"` (several stages a device: a smaller
-            bubble) or `"zero_bubble"` (gradients of weights where a device would wait). Or one of
-            your own: a `Schedule`, or the ops of each device such as
+            (all forward passes, then all backward passes), `"interleaved"` (several stages per
+            device: a smaller bubble) or `"zero_bubble"` (weight gradients are computed while a
+            device would wait). Or a custom one: a `Schedule`, or the ops of each device such as
             `["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]`. Defaults to `"1f1b"`.
         cuts: Names of the layers that end a stage, or a `PartitionPlan`. Layers of nested models
-            are named like `"encoder/dense_1"`. Defaults to the balance of estimated cost.
-        stages_per_device: Integer. Into how many stages a device's part is cut; stages go over the
-            devices round by round. Defaults to 2 for `"interleaved"`, to 1 for all others.
-        recompute: Keep only what a stage is given and run its forward pass again right before the
-            backward pass: less memory, more time. `True` for all stages, a list of stage numbers
-            for these, `"auto"` for those where it saves memory. Defaults to `False`.
-        batch_norm: `"deferred"`: moving statistics move once a batch; `"micro_batch"`: once a
-            micro-batch. Defaults to `"deferred"`.
+            are named like `"encoder/dense_1"`. By default stages are balanced by estimated cost.
+        stages_per_device: Integer, the number of stages on each device. Stages are assigned to
+            devices in turns. Defaults to 2 for `"interleaved"` and to 1 for other schedules.
+        recompute: Whether to keep only the inputs of a stage and to run its forward pass again
+            right before the backward pass, which takes less memory and more time. `True` for all
+            stages, a list of stage numbers, or `"auto"` for the stages where it saves memory.
+            Defaults to `False`.
+        batch_norm: When moving statistics of batch normalization are updated: `"deferred"`, once
+            per batch, or `"micro_batch"`, once per micro-batch. Defaults to `"deferred"`.
         jit_compile: Whether XLA compiles each stage for its own device. Defaults to `False`.
         name: Optional name of the wrapper.
 
@@ -84,7 +84,7 @@ class PipelineSplit(SharesCompiled):
         model: The user's own model, trained in place.
         plan: The `PartitionPlan`: which layers make up which stage.
         schedule: The `Schedule`: the order of forward and backward passes.
-        stages: The `Stage`s, with their devices and variables.
+        stages: The `Stage` objects, with their devices and variables.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class PipelineSplit(SharesCompiled):
         plan = planning.make_plan(calls, cuts, len(names))
         pipeline = Pipeline(calls, plan, names, order, batch_norm)
         sublayers = [layer for stage in pipeline.stages for layer in stage.sublayers]
-        validation.check_can_be_cut(sublayers, pipeline.schedule.num_micro_batches)
+        validation.check_statelessness(sublayers, pipeline.schedule.num_micro_batches)
         _warn_of_norms(pipeline)
         place_variables(pipeline.stages)
 
@@ -143,7 +143,7 @@ class PipelineSplit(SharesCompiled):
     def devices(self) -> list[str]:
         return [stage.device for stage in self.stages]
 
-    # Keras: training.
+    # Training.
 
     def compile(
         self,
@@ -174,7 +174,7 @@ class PipelineSplit(SharesCompiled):
             jit_compile=False,
             auto_scale_loss=auto_scale_loss,
         )
-        # In the saved file stands what the user asked for: unsplit, XLA may well be used.
+        # The saved file has what the user asked for: the unsplit model may well use XLA.
         write_jit_compile(self.model, jit_compile)
         self._compiles_stages_now = self._compiles_stages or jit_compile is True
         self._share()
@@ -193,13 +193,13 @@ class PipelineSplit(SharesCompiled):
             optimizer_slots.place_slots(self.optimizer)
 
     def before_use(self) -> None:
-        """Somebody may have compiled the model inside in the meantime."""
+        """Follows a model inside that was compiled again in the meantime."""
         if self.model.compiled and not self.is_shared_with(self.model):
             self._share()
 
     def make_train_function(self, force: bool = False) -> Any:
-        validation.check_no_strategy()
         if self.train_function is None or force:
+            validation.check_no_strategy()
             if self.optimizer is not None and self.trainable_weights:
                 optimizer_slots.build_beside(self.optimizer, self.trainable_weights)
             super().make_train_function(force=True)
@@ -227,50 +227,34 @@ class PipelineSplit(SharesCompiled):
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """One step: all micro-batches through the pipeline, then one update of the weights."""
-        batch = self._pipeline.cut("train", *keras.utils.unpack_x_y_sample_weight(data))
+        batch = self._pipeline.split_batch("train", *keras.utils.unpack_x_y_sample_weight(data))
         weights = self.trainable_weights
-        loss, gradients, state = self._loss_and_gradients(batch, weights)
-        self.loss_tracker.update_state(loss, sample_weight=batch.sizes.batch)
+        result = self._pipeline.train(batch, self._compiled, weights, self._loss_scale())
+        self.loss_tracker.update_state(result.loss, sample_weight=batch.sizes.batch)
         # What layers assigned comes before the update of the weights, as in plain Keras.
-        state.assign()
+        result.state.assign()
         if weights:
-            optimizer_slots.apply_beside(self.optimizer, gradients, weights)
+            optimizer_slots.apply_beside(self.optimizer, result.gradients, weights)
         else:
             warnings.warn("The model does not have any trainable weights.", stacklevel=2)
         return self.get_metrics_result()
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """Loss and metrics of a batch, in forward passes only."""
-        pipeline = self._pipeline
-        batch = pipeline.cut("test", *keras.utils.unpack_x_y_sample_weight(data))
-        head = pipeline.loss_head(self._compiled, batch, training=False, scale=tf.ones(()))
-        state = pipeline.state(batch)
-        pipeline.forward(batch, head, state)
-        loss = head.finish() + loss_terms.penalty(self.trainable_weights)
-        self.loss_tracker.update_state(loss, sample_weight=batch.sizes.batch)
-        state.assign()
+        batch = self._pipeline.split_batch("test", *keras.utils.unpack_x_y_sample_weight(data))
+        result = self._pipeline.test(batch, self._compiled, self.trainable_weights)
+        self.loss_tracker.update_state(result.loss, sample_weight=batch.sizes.batch)
+        result.state.assign()
         return self.get_metrics_result()
 
     def predict_step(self, data: Any) -> Any:
         """The outputs of a batch."""
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        return self._pipeline.predict(self._pipeline.cut("predict", x))
+        return self._pipeline.predict(self._pipeline.split_batch("predict", x))
 
-    def _loss_and_gradients(
-        self, batch: Batch, weights: Sequence[keras.Variable]
-    ) -> tuple[tf.Tensor, list[Any], StateFlow]:
-        """The loss, the gradient of each weight for the scaled loss, and the layers' state."""
-        pipeline, one = self._pipeline, tf.ones(())
-        scale = one if self.optimizer is None else self.optimizer.scale_loss(one)
-        state = pipeline.state(batch)
-        head, gradients = pipeline.train(
-            batch,
-            lambda: pipeline.loss_head(self._compiled, batch, training=True, scale=scale),
-            state,
-            weights,
-        )
-        loss = head.finish() + loss_terms.penalty(weights)
-        return loss, loss_terms.add_penalty_gradients(gradients, weights, scale), state
+    def _loss_scale(self) -> tf.Tensor:
+        one = tf.ones(())
+        return one if self.optimizer is None else self.optimizer.scale_loss(one)
 
     def call(self, inputs: Any, training: bool = False) -> Any:
         """Runs the layers stage by stage, each on its device, without micro-batches."""
@@ -284,9 +268,10 @@ class PipelineSplit(SharesCompiled):
         return calls.pack_outputs([values[number] for number in calls.outputs])
 
     def verify(self, x: Any, y: Any = None, sample_weight: Any = None) -> VerifyReport:
-        """Takes one step split and one unsplit from the same state, and compares them.
+        """Compares one split step with plain Keras's, from the same state.
 
-        Nothing is changed by it: no weight, no statistic, no seed, no metric.
+        Plain Keras takes the step twice: on the whole batch, and on the same micro-batches one by
+        one. Nothing is changed by it: no weight, no statistic, no seed, no metric.
 
         Args:
             x: A batch of inputs.
@@ -295,28 +280,29 @@ class PipelineSplit(SharesCompiled):
 
         Returns:
             A `VerifyReport` with the largest differences of the loss and of every variable's
-            gradient. Printed, it is a table.
+            gradient, in both comparisons. Printed, it is a table.
         """
         self.check_compiled("verify")
-        return verify(self, x, y, sample_weight)
+        verifier = Verifier(self.model, self._pipeline, self._compiled, self.trainable_weights)
+        return verifier.verify(x, y, sample_weight, scale=self._loss_scale(), metrics=self.metrics)
 
-    def measure(self, num_samples: int) -> tuple[Costs, Sizes]:
-        """Runs each stage by itself: what a micro-batch costs in time and in memory.
+    def measure(self, num_samples: int) -> tuple[Costs, StageBytes]:
+        """Measures the time and memory of a micro-batch in each stage, one stage at a time.
 
         `replay(split.schedule, costs)` then predicts a step on devices that each work as fast as
-        this one does alone, and its `peak_memory(sizes)` the memory. Call `fit` before.
+        this one does alone, and its `peak_memory(sizes)` the memory. Call `fit` first.
 
         Args:
             num_samples: Integer. The size of the micro-batch.
 
         Returns:
-            A pair: `Costs` in seconds, and `Sizes` in bytes. What loops keep, as in recurrent
+            A pair: `Costs` in seconds, and `StageBytes`. What loops keep, as in recurrent
             layers, is not counted among the bytes.
         """
         return self._pipeline.measure(num_samples)
 
     def profile(self, x: Any, y: Any = None, sample_weight: Any = None) -> MeasuredStep:
-        """Runs a training step under TensorFlow's profiler, and takes it back.
+        """Runs a training step under TensorFlow's profiler, and undoes it.
 
         Args:
             x: A batch of inputs.
@@ -324,16 +310,16 @@ class PipelineSplit(SharesCompiled):
             sample_weight: Optional weights of its samples.
 
         Returns:
-            A `MeasuredStep`: when each op of the schedule ran (`.timeline`, of the same form as a
-            predicted one), how busy each device was, what transfers took, and the same schedule
-            `.predicted` with these costs.
+            A `MeasuredStep`: when each op of the schedule ran (`.timeline`, in the same form as a
+            predicted one), how busy each device was, how long transfers took, and the timeline
+            `.predicted` for the same schedule with these costs.
         """
         from keras_mgpu.profiling.measured_timeline import profile_step
 
         self.check_compiled("profile")
         return profile_step(self, x, y, sample_weight)
 
-    # Keras: the model inside, where a wrapper would only be in the way.
+    # Passed on to the model inside.
 
     @property
     def layers(self) -> list[keras.Layer]:
@@ -370,8 +356,8 @@ class PipelineSplit(SharesCompiled):
 
     def get_config(self) -> dict[str, Any]:
         raise ValueError(
-            "A PipelineSplit is no part of a file: it saves the plain model. Use "
-            '`split.save("model.keras")`, or `split.model` where a Keras model is asked for.'
+            "A PipelineSplit cannot be serialized: it saves the plain model inside. Use "
+            '`split.save("model.keras")`, or pass `split.model` where a Keras model is expected.'
         )
 
 
@@ -379,7 +365,7 @@ def _as_calls(model: Any) -> tuple[keras.Model, LayerCalls]:
     """The model as a flat list of calls; of a list of stages also a plain model that holds them."""
     if isinstance(model, PipelineSplit):
         raise ValueError(
-            "This model is already split. Split the plain model inside instead: "
+            "`model` is a PipelineSplit already. Split the plain model inside it instead: "
             f"`PipelineSplit(split.model, ...)`. Received: model={model!r}"
         )
     if isinstance(model, (list, tuple)):
@@ -390,7 +376,7 @@ def _as_calls(model: Any) -> tuple[keras.Model, LayerCalls]:
     if split_by is not None:
         raise ValueError(
             f"The model '{model.name}' is already split, by '{split_by.name}' over "
-            f"{', '.join(split_by.devices)}, which would go on training variables that have moved. "
+            f"{', '.join(split_by.devices)}, which would keep training variables that have moved. "
             f"Delete that PipelineSplit first (`del split`). Received: model={model!r}"
         )
     return model, calls
@@ -407,13 +393,14 @@ def _split_by(model: keras.Model) -> PipelineSplit | None:
 def _warn_of_norms(pipeline: Pipeline) -> None:
     if pipeline.schedule.num_micro_batches == 1:
         return
-    layers = {id(each): each for stage in pipeline.stages for each in stage.sublayers}.values()
+    layers = unique(layer for stage in pipeline.stages for layer in stage.sublayers)
     kind = keras.layers.BatchNormalization
     names = [layer.name for layer in layers if isinstance(layer, kind) and layer.trainable]
     if names:
         warnings.warn(
-            "These layers normalize each micro-batch by its own mean and variance while training, "
-            f"not by the whole batch's: {', '.join(names)}. Layer or group normalization does not "
-            "depend on the batch; `micro_batches=1` normalizes as plain Keras does.",
+            "Batch normalization uses the mean and variance of each micro-batch during training, "
+            f"not those of the whole batch, in {fold_names(names, 'layers')}. Layer or group "
+            "normalization does not depend on the batch. With `micro_batches=1` the layers "
+            "normalize as in plain Keras.",
             stacklevel=3,
         )

@@ -4,8 +4,8 @@ Three kinds of state, three rules:
 
 - **Seeds.** Micro-batch 0 draws as plain Keras would; micro-batch i draws from a stream of its own
   that depends on the seed and on i alone. So dropout does not depend on schedule, stages or
-  devices, and behind the batch the seed stands where plain Keras would leave it.
-- **Statistics of batch normalization**, unless they shall move once a micro-batch. Every
+  devices, and after the batch the seed is where plain Keras would leave it.
+- **Statistics of batch normalization**, unless they should move once per micro-batch. Every
   micro-batch starts from the statistics before the batch; at the end they move once, by the mean
   and variance of all its samples together.
 - **All other state** passes from micro-batch to micro-batch, as it would from batch to batch.
@@ -20,9 +20,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_mgpu.internals.identity import IdentityMap, IdentitySet
 from keras_mgpu.internals.keras_variables import own_non_trainable, own_state
 from keras_mgpu.model.stages import Stage
-from keras_mgpu.pipeline.micro_batches import Sizes
+from keras_mgpu.pipeline.micro_batches import BatchSizes
 from keras_mgpu.pipeline.stage.stage_function import StageOutputs
 
 # Apart enough that no two micro-batches share a stream; odd, so that none repeats.
@@ -33,125 +34,151 @@ class StateFlow:
     """Hands out the state each run of a stage starts from, and takes what it left.
 
     Args:
-        stages: The stages of the model.
         sizes: How many samples each micro-batch has.
-        batch_norm: `"deferred"` or `"micro_batch"`.
+        norms: For each statistic that moves once per batch, the batch normalization it belongs to.
     """
 
-    def __init__(self, stages: Iterable[Stage], sizes: Sizes, batch_norm: str) -> None:
+    def __init__(self, sizes: BatchSizes, norms: IdentityMap[keras.Variable, Any]) -> None:
         self._sizes = sizes
-        self._norms = _norm_of(stages) if batch_norm == "deferred" else {}
-        self._before: dict[int, tf.Tensor] = {}
-        self._after: dict[tuple[int, int], tf.Tensor] = {}
-        self._valid: dict[tuple[int, int], tf.Tensor] = {}
-        self._writers: dict[int, tuple[keras.Variable, Stage]] = {}
+        self._norms = norms
+        num = sizes.num_micro_batches
+        self._before: IdentityMap[keras.Variable, tf.Tensor] = IdentityMap()
+        self._after: list[IdentityMap[keras.Variable, tf.Tensor]]
+        self._after = [IdentityMap() for _ in range(num)]
+        self._valid: list[IdentityMap[keras.Layer, tf.Tensor]]
+        self._valid = [IdentityMap() for _ in range(num)]
+        self._writers: IdentityMap[keras.Variable, Stage] = IdentityMap()
+
+    def reader(self, micro_batch: int) -> RunState:
+        """The state as one run of a stage sees it."""
+        return RunState(self, micro_batch)
 
     def read(self, variable: keras.Variable, micro_batch: int) -> tf.Tensor:
-        """The value a stage shall see in this micro-batch."""
-        key = id(variable)
-        if (key, micro_batch) in self._after:  # A stage before has been at it.
-            return self._after[key, micro_batch]
+        """The value of a variable in this micro-batch, as of now."""
+        after = self._after[micro_batch]
+        if variable in after:  # An earlier stage has assigned it.
+            return after[variable]
         if _is_seed(variable):
             return self._initial(variable) + tf.constant(
                 [micro_batch * SEED_STRIDE, 0], dtype=variable.dtype
             )
-        if key in self._norms or micro_batch == 0:
+        if variable in self._norms or micro_batch == 0:
             return self._initial(variable)
-        return self._after.get((key, micro_batch - 1), self._initial(variable))
+        before = self._after[micro_batch - 1]
+        return before[variable] if variable in before else self._initial(variable)
 
     def write(self, stage: Stage, micro_batch: int, outputs: StageOutputs) -> None:
         """Takes what a run of a stage assigned."""
-        for variable, value in outputs.state:
-            key = id(variable)
-            _, writer = self._writers.setdefault(key, (variable, stage))
-            if self._is_passed_on(variable):
+        for variable, value in outputs.state.items():
+            writer = self._writers.setdefault(variable, stage)
+            if self.passes_on(variable):
                 _check_one_stage(variable, writer, stage)
                 self._warn_once(variable, stage)
                 before = self.read(variable, micro_batch)
                 value = tf.where(self._sizes.counts[micro_batch] > 0, value, before)
-            self._after[key, micro_batch] = value
+            self._after[micro_batch][variable] = value
         for norm, valid in outputs.valid.items():
-            self._valid[norm, micro_batch] = valid * self._sizes.is_used(micro_batch)
+            self._valid[micro_batch][norm] = valid * self._sizes.is_used(micro_batch)
 
     def assign(self) -> None:
         """Puts what the whole batch left into the variables, each on its own device."""
-        for variable, _ in self._writers.values():
+        for variable in self._writers:
             with tf.device(variable.value.device):
                 variable.assign(self._final(variable))
 
     def _initial(self, variable: keras.Variable) -> tf.Tensor:
-        if id(variable) not in self._before:
+        if variable not in self._before:
             with tf.device(variable.value.device):
-                self._before[id(variable)] = tf.identity(tf.convert_to_tensor(variable.value))
-        return self._before[id(variable)]
+                self._before[variable] = tf.identity(tf.convert_to_tensor(variable.value))
+        return self._before[variable]
 
     def _warn_once(self, variable: keras.Variable, stage: Stage) -> None:
         """State that layers keep beside metrics moves with each micro-batch: worth knowing."""
-        kept = {id(v) for layer in stage.sublayers for v in own_non_trainable(layer)}
-        is_first = (id(variable), 0) not in self._after
-        if is_first and self._sizes.num_micro_batches > 1 and id(variable) in kept:
+        kept = IdentitySet(v for layer in stage.sublayers for v in own_non_trainable(layer))
+        is_first = variable not in self._after[0]
+        if is_first and self._sizes.num_micro_batches > 1 and variable in kept:
             warnings.warn(
-                f"The layer state '{variable.path}' moves with every micro-batch, not once a batch "
-                "as in plain Keras. `micro_batches=1` moves it as plain Keras does.",
+                f"The layer state '{variable.path}' is updated once per micro-batch, not once per "
+                "batch as in plain Keras. Use `micro_batches=1` for the behavior of plain Keras.",
                 stacklevel=2,
             )
 
-    def _is_passed_on(self, variable: keras.Variable) -> bool:
-        return not (_is_seed(variable) or variable.trainable or id(variable) in self._norms)
+    def passes_on(self, variable: keras.Variable) -> bool:
+        """Whether what one micro-batch assigned is what the next one starts from."""
+        return not (_is_seed(variable) or variable.trainable or variable in self._norms)
 
     def _final(self, variable: keras.Variable) -> tf.Tensor:
-        key = id(variable)
         last = self._sizes.num_micro_batches - 1
-        if self._is_passed_on(variable):
-            return self._after[key, last]
-        if key not in self._norms or last == 0:
-            return self._after[key, 0]
-        norm = self._norms[key]
-        mean = self._average(norm, key)
+        if self.passes_on(variable):
+            return self._after[last][variable]
+        if variable not in self._norms or last == 0:
+            return self._after[0][variable]
+        norm = self._norms[variable]
+        mean = self._average(norm, variable)
         if variable is not norm.moving_variance or norm.momentum >= 1:
             return mean
         return mean + self._variance_of_means(norm)
 
-    def _average(self, norm: Any, key: int) -> tf.Tensor:
+    def _average(self, norm: Any, variable: keras.Variable) -> tf.Tensor:
         """The statistics are linear in what a batch gave, so theirs is its average's."""
-        values = [self._after[key, i] for i in range(self._sizes.num_micro_batches)]
+        values = [after[variable] for after in self._after]
         return tf.add_n([tf.cast(w, v.dtype) * v for w, v in zip(self._weights(norm), values)])
 
     def _variance_of_means(self, norm: Any) -> tf.Tensor:
         """How much the moving variance misses when only variances inside micro-batches count."""
-        key = id(norm.moving_mean)
-        mean = self._average(norm, key)
+        mean = self._average(norm, norm.moving_mean)
         distances = [
-            tf.cast(weight, mean.dtype) * tf.square(self._after[key, i] - mean)
-            for i, weight in enumerate(self._weights(norm))
+            tf.cast(weight, mean.dtype) * tf.square(after[norm.moving_mean] - mean)
+            for after, weight in zip(self._after, self._weights(norm))
         ]
         return tf.add_n(distances) / (1.0 - norm.momentum)
 
     def _weights(self, norm: Any) -> list[tf.Tensor]:
         """Each micro-batch's part in the statistics: by samples, or by valid places."""
-        micro_batches = range(self._sizes.num_micro_batches)
-        if (id(norm), 0) not in self._valid:
-            return [self._sizes.share(i) for i in micro_batches]
-        valid = [self._valid[id(norm), i] for i in micro_batches]
+        if norm not in self._valid[0]:
+            return [self._sizes.share(i) for i in range(self._sizes.num_micro_batches)]
+        valid = [each[norm] for each in self._valid]
         return [tf.math.divide_no_nan(each, tf.add_n(valid)) for each in valid]
+
+
+class RunState:
+    """The state of layers as one run of a stage sees it.
+
+    A second run, to recompute, must see what the first one saw, though that has moved it since.
+
+    Args:
+        flow: The state over all micro-batches.
+        micro_batch: The micro-batch of the run.
+    """
+
+    def __init__(self, flow: StateFlow, micro_batch: int) -> None:
+        self._flow = flow
+        self._micro_batch = micro_batch
+        self._seen: IdentityMap[keras.Variable, tf.Tensor] = IdentityMap()
+
+    def read(self, variable: keras.Variable) -> tf.Tensor:
+        """The value the run starts from."""
+        if variable not in self._seen:
+            self._seen[variable] = self._flow.read(variable, self._micro_batch)
+        return self._seen[variable]
 
 
 def _is_seed(variable: keras.Variable) -> bool:
     return variable.name == "seed_generator_state"
 
 
-def _norm_of(stages: Iterable[Stage]) -> dict[int, Any]:
-    """For each statistic, by `id`, the batch normalization that it belongs to."""
+def norms_by_statistic(stages: Iterable[Stage]) -> IdentityMap[keras.Variable, Any]:
+    """For each statistic of a model, the batch normalization that it belongs to."""
     layers = [layer for stage in stages for layer in stage.sublayers]
     norms = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
-    return {id(variable): norm for norm in norms for variable in own_state(norm)}
+    return IdentityMap((variable, norm) for norm in norms for variable in own_state(norm))
 
 
 def _check_one_stage(variable: keras.Variable, first: Stage, second: Stage) -> None:
     if first is not second:
         raise ValueError(
             f"The variable '{variable.path}' is assigned in stage {first.index} and in stage "
-            f"{second.index}: its layer keeps state and is called in both, so that the stages "
-            "would have to wait for each other. Choose `cuts` that leave all calls of that layer "
-            "in one stage."
+            f"{second.index}: its layer keeps state and is called in both, so each stage would "
+            "have to wait for the other. Choose `cuts` that keep all calls of that layer in one "
+            "stage."
         )

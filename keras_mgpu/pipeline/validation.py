@@ -1,4 +1,4 @@
-"""What `PipelineSplit` refuses, and what it says: every check runs before anything is moved."""
+"""Validates the arguments of `PipelineSplit`, before any variable is moved."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from keras_mgpu.internals.keras_training import strategy_of
 from keras_mgpu.model.stages import Stage
 
 FORMS = (
-    "These forms can be split: a `keras.Sequential` model, a Functional model "
-    "(`keras.Model(inputs, outputs)`), or a list of layers or models of any kind, one a stage, "
-    "each of which takes what the one before it returns: "
-    "`PipelineSplit([first_half, second_half], devices=[...])`."
+    "Pass a `keras.Sequential` model, a Functional model (`keras.Model(inputs, outputs)`), or a "
+    "list of layers or models of any kind, one per stage, each of which takes the output of the "
+    "previous one: `PipelineSplit([first_half, second_half], devices=[...])`."
 )
 BATCH_NORM = ("deferred", "micro_batch")
 
-# Methods that make up training in Keras. A model that brings its own means something by it that a
-# pipeline, which trains in another way, would silently leave out.
+# The methods that define training in Keras. If a model overrides one of them, a pipeline would
+# silently ignore it.
 TRAINING_METHODS = (
     "train_step",
     "test_step",
@@ -41,88 +40,89 @@ TRAINING_METHODS = (
 
 
 def check_environment() -> None:
-    """The backend must be TensorFlow, and no strategy in scope."""
+    """Checks that the backend is TensorFlow, and that no strategy is in scope."""
     if keras.backend.backend() != "tensorflow":
         raise ValueError(
-            "PipelineSplit needs Keras's TensorFlow backend. Set the environment variable "
-            "KERAS_BACKEND=tensorflow before Keras is imported. "
+            "`PipelineSplit` requires the TensorFlow backend of Keras. Set the environment "
+            "variable KERAS_BACKEND=tensorflow before importing Keras. "
             f"Received: backend={keras.backend.backend()!r}"
         )
     check_no_strategy()
 
 
 def check_no_strategy() -> None:
-    """A strategy's scope would make variables that are no single device's."""
+    """Checks that no strategy is in scope, which would create variables on several devices."""
     if tf.distribute.has_strategy():
         raise ValueError(
-            "PipelineSplit places variables itself and cannot be made, compiled or trained inside "
-            "a `tf.distribute` strategy's scope. Leave `strategy.scope()` out. "
+            "`PipelineSplit` places variables itself and cannot be created, compiled or trained "
+            "inside the scope of a `tf.distribute` strategy. Remove `strategy.scope()`. "
             f"Received: strategy={type(tf.distribute.get_strategy()).__name__}"
         )
 
 
 def check_model(model: Any) -> None:
-    """It must be a built model whose training is Keras's own."""
+    """Checks that a model is built, and that it does not override how Keras trains it."""
     if not isinstance(model, keras.Model):
         raise TypeError(
-            f"`model` is nothing that can be split. {FORMS} "
+            f"`model` cannot be split. {FORMS} "
             f"Received: model={model!r} (of type {type(model).__name__})"
         )
     if strategy_of(model) is not None:
         raise ValueError(
-            f"The model '{model.name}' was made inside a `tf.distribute` strategy's scope, which "
-            "decides where its variables live. Make it outside. "
+            f"The model '{model.name}' was created inside the scope of a `tf.distribute` strategy, "
+            "which places its variables. Create it outside of `strategy.scope()`. "
             f"Received: strategy={type(strategy_of(model)).__name__}"
         )
     check_training_is_keras_own(model)
     if not model.built:
         raise ValueError(
-            f"The model '{model.name}' is not built: its layers have no variables yet. Start it "
-            "with `keras.Input(shape)`, or call `model.build((None, ...))` with the shape of a "
-            'batch, or call it once on some data. Under `tf.device("/CPU:0")` its variables '
-            f"are made on the host and need not fit one GPU. Received: model={model!r}"
+            f"The model '{model.name}' is not built, so its layers have no variables yet. Start it "
+            "with `keras.Input(shape)`, call `model.build((None, ...))` with the shape of a batch, "
+            'or call it once on some data. Under `tf.device("/CPU:0")`, its variables are created '
+            f"in host memory and do not need to fit on one GPU. Received: model={model!r}"
         )
 
 
 def check_no_new_weights(model: keras.Model, stages: Sequence[Stage]) -> None:
-    """A weight that came after the split, as an adapter does, has no device and no gradient."""
+    """Checks that no weight was added after the split, such as an adapter: it would not train."""
     new = [weight.path for stage in stages for weight in stage.new_weights]
     if new:
         raise ValueError(
-            f"The model '{model.name}' has weights that it did not have when it was split: "
-            f"{', '.join(new)}. Split it anew: `del split`, then `PipelineSplit(model, ...)`."
+            f"The model '{model.name}' has weights that were added after it was split. Split it "
+            "again: `del split`, then `PipelineSplit(model, ...)`. "
+            f"Received: new weights {', '.join(new)}"
         )
 
 
 def check_training_is_keras_own(model: keras.Model) -> None:
-    """Refuses a model that trains, or runs, in a way of its own."""
+    """Checks that a model does not override the methods with which Keras trains it."""
     kind = type(model)
     own = [n for n in TRAINING_METHODS if getattr(kind, n) is not getattr(keras.Model, n)]
     if own:
         raise ValueError(
-            f"The model '{model.name}' (of type {type(model).__name__}) brings its own "
-            f"{', '.join(f'`{name}`' for name in own)}, which a pipeline would not call. Give "
-            "the loss to `compile(loss=...)` and metrics to `compile(metrics=...)` or "
-            f"`add_loss`, and split the plain model. Received: model={model!r}"
+            f"The model '{model.name}' (of type {type(model).__name__}) overrides "
+            f"{', '.join(f'`{name}`' for name in own)}, which a pipeline does not call. Split a "
+            "plain model instead, and pass the loss to `compile(loss=...)` or `add_loss`, and "
+            f"metrics to `compile(metrics=...)`. Received: model={model!r}"
         )
 
 
 def not_splittable(model: keras.Model) -> ValueError:
-    """The error for a model whose layers are only known to its own Python code."""
+    """Returns the error for a model without a graph of layers."""
     if isinstance(model, (Functional, keras.Sequential)):
-        why = "runs its layers in a `call` of its own, or could not be laid out as a graph"
+        why = "it overrides `call`, or has no graph of layers"
     else:
-        why = "is a subclassed model, whose layers only its own Python code knows"
+        why = "it is a subclassed model, which has no graph of layers"
     return ValueError(
-        f"The model '{model.name}' (of type {type(model).__name__}) cannot be split: it {why}. "
+        f"The model '{model.name}' (of type {type(model).__name__}) cannot be split: {why}. "
         f"{FORMS} Received: model={model!r}"
     )
 
 
 def check_stage_list(layers: Sequence[Any]) -> None:
-    """A list of stages: built layers, each of them once."""
+    """Checks that a list of stages contains only built layers."""
     if not layers:
-        raise ValueError("A list of stages must have at least one layer. Received: model=[]")
+        raise ValueError("A list of stages must contain at least one layer. Received: model=[]")
     for layer in layers:
         if not isinstance(layer, keras.Layer):
             raise TypeError(
@@ -131,35 +131,35 @@ def check_stage_list(layers: Sequence[Any]) -> None:
             )
         if not layer.built:
             raise ValueError(
-                f"Stage '{layer.name}' is not built: it has no variables yet. Call the stages "
-                "once, one behind the other, on a batch (`for stage in stages: x = stage(x)`), "
-                f"or build each with `build(input_shape)`. Received: {layer!r}"
+                f"The stage '{layer.name}' is not built, so it has no variables yet. Call the "
+                "stages once on a batch, one after the other (`for stage in stages: x = stage(x)`),"
+                f" or build each one with `build(input_shape)`. Received: {layer!r}"
             )
 
 
-def check_can_be_cut(layers: Sequence[keras.Layer], num_micro_batches: int) -> None:
-    """A layer that keeps something for each place in the batch needs the batch whole."""
+def check_statelessness(layers: Sequence[keras.Layer], num_micro_batches: int) -> None:
+    """Checks that no layer is stateful, which is incompatible with micro-batches."""
     stateful = [layer.name for layer in layers if getattr(layer, "stateful", False)]
     if stateful and num_micro_batches > 1:
         raise ValueError(
             f"The layer '{stateful[0]}' is stateful: it keeps a state for each sample of a batch, "
-            "which micro-batches would mix up. Use `micro_batches=1`. "
+            "which is incompatible with micro-batches. Use `micro_batches=1`. "
             f"Received: micro_batches={num_micro_batches}"
         )
 
 
 def check_options(micro_batches: Any, schedule: Any, batch_norm: Any, jit_compile: Any) -> None:
-    """Options that need no model to be judged."""
+    """Checks the options that do not depend on the model."""
     if not isinstance(jit_compile, bool):
         raise TypeError(
-            "`jit_compile` must be `True` or `False`. "
+            "`jit_compile` must be a boolean. "
             f"Received: jit_compile={jit_compile!r} (of type {type(jit_compile).__name__})"
         )
     if micro_batches is not None and (
         isinstance(micro_batches, bool) or not isinstance(micro_batches, numbers.Integral)
     ):
         raise TypeError(
-            "`micro_batches` must be an integer, the number of pieces a batch is cut into. "
+            "`micro_batches` must be an integer, the number of micro-batches per batch. "
             f"Received: micro_batches={micro_batches!r} (of type {type(micro_batches).__name__})"
         )
     if micro_batches is not None and micro_batches < 1:
@@ -168,8 +168,8 @@ def check_options(micro_batches: Any, schedule: Any, batch_norm: Any, jit_compil
         )
     if isinstance(schedule, str) and schedule not in named_schedules.SCHEDULES:
         raise ValueError(
-            f"`schedule` must be one of {', '.join(map(repr, named_schedules.SCHEDULES))}, or one "
-            "of your own: a `Schedule`, or a list with the ops of each device. "
+            f"`schedule` must be one of {', '.join(map(repr, named_schedules.SCHEDULES))}, or a "
+            "custom schedule: a `Schedule`, or a list with the ops of each device. "
             f"Received: schedule={schedule!r}"
         )
     if not isinstance(schedule, (str, Schedule, list, tuple)):

@@ -1,7 +1,8 @@
-"""One step split and one unsplit from the same state: are the numbers Keras's own?"""
+"""One step split and two unsplit from the same state: are the numbers Keras's own?"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,15 +11,19 @@ import numpy as np
 import tensorflow as tf
 from keras import tree
 
+from keras_mgpu.internals.identity import IdentityMap
+from keras_mgpu.internals.keras_state import AssignmentScope
 from keras_mgpu.model.layer_calls import Value
 from keras_mgpu.pipeline import micro_batches
+from keras_mgpu.pipeline.loss.compiled_loss import CompiledLoss
 from keras_mgpu.pipeline.loss.loss_head import merge_masked
 from keras_mgpu.pipeline.loss.loss_terms import ONE
 from keras_mgpu.pipeline.micro_batches import Batch
-from keras_mgpu.pipeline.stage.stage_function import AssignmentScope
+from keras_mgpu.pipeline.pipeline import Pipeline
+from keras_mgpu.pipeline.stage.gradients import Gradient
+from keras_mgpu.pipeline.stage.stage_function import LossCall
 
-WHOLE_BATCH = "plain Keras, whole batch"
-SAME_MICRO_BATCHES = "plain Keras, same micro-batches"
+COLUMNS = ("on the whole batch", "on the same micro-batches")
 
 
 @dataclass(frozen=True)
@@ -37,122 +42,233 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class VerifyReport:
-    """What `PipelineSplit.verify` found.
+class Comparison:
+    """How far a split step is from one step of plain Keras.
 
     Attributes:
         loss: The difference of the loss.
         gradients: The difference of every variable's gradient.
-        reference: What the split step was compared with. Layers that draw random numbers or
-            normalize over the batch depend on how it is cut; for models with such layers, plain
-            Keras runs on the same micro-batches.
     """
 
     loss: Difference
     gradients: tuple[Difference, ...]
-    reference: str
+
+    @property
+    def rows(self) -> tuple[Difference, ...]:
+        """All differences, that of the loss first."""
+        return self.loss, *self.gradients
 
     @property
     def max_absolute(self) -> float:
         """The largest absolute difference of all; not a number if any is."""
-        return float(np.max([each.absolute for each in (self.loss, *self.gradients)]))
+        return float(np.max([each.absolute for each in self.rows]))
 
     @property
     def max_relative(self) -> float:
         """The largest relative difference of all; not a number if any is."""
-        return float(np.max([each.relative for each in (self.loss, *self.gradients)]))
+        return float(np.max([each.relative for each in self.rows]))
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What `PipelineSplit.verify` found. Printed, it is a table.
+
+    Layers that draw random numbers, normalize over the batch or keep state of their own depend on
+    how a batch is split, here as in any pipeline. For a model with such layers the first comparison
+    shows how much that changes a step, and the second that nothing else does. For all other models
+    both are rounding errors.
+
+    Attributes:
+        whole_batch: Compared with plain Keras on the whole batch.
+        same_micro_batches: Compared with plain Keras on the same micro-batches, one by one.
+    """
+
+    whole_batch: Comparison
+    same_micro_batches: Comparison
+
+    @property
+    def max_absolute(self) -> float:
+        """The largest absolute difference from plain Keras on the whole batch."""
+        return self.whole_batch.max_absolute
+
+    @property
+    def max_relative(self) -> float:
+        """The largest relative difference from plain Keras on the whole batch."""
+        return self.whole_batch.max_relative
+
+    def largest(self, num_gradients: int) -> VerifyReport:
+        """The same with the gradients that are furthest from plain Keras on the whole batch."""
+        rows = self.whole_batch.gradients
+        order = sorted(range(len(rows)), key=lambda i: rows[i].relative, reverse=True)
+        chosen = order[:num_gradients]
+
+        def of(comparison: Comparison) -> Comparison:
+            return Comparison(comparison.loss, tuple(comparison.gradients[i] for i in chosen))
+
+        return VerifyReport(of(self.whole_batch), of(self.same_micro_batches))
 
     def __str__(self) -> str:
-        rows = [self.loss, *self.gradients]
-        width = max(len(each.name) for each in rows)
-        lines = [f"{'':{width}}  {'absolute':>9}  {'relative':>9}"]
-        lines += [f"{r.name:{width}}  {r.absolute:9.2e}  {r.relative:9.2e}" for r in rows]
-        return "\n".join([f"Differences from {self.reference}:", *lines])
+        pairs = list(zip(self.whole_batch.rows, self.same_micro_batches.rows))
+        width = max(len(first.name) for first, _ in pairs)
+        titles = "  ".join(f"{title:>25}" for title in COLUMNS)
+        heads = "  ".join([f"{'absolute':>14} {'relative':>10}"] * len(COLUMNS))
+        lines = [
+            "Differences from plain Keras",
+            f"{'':{width}}  {titles}",
+            f"{'':{width}}  {heads}",
+        ]
+        for pair in pairs:
+            cells = "  ".join(f"{each.absolute:14.2e} {each.relative:10.2e}" for each in pair)
+            lines.append(f"{pair[0].name:{width}}  {cells}")
+        return "\n".join(lines)
 
 
-def verify(split: Any, x: Value, y: Value, sample_weight: Value) -> VerifyReport:
-    """See `PipelineSplit.verify`."""
-    x, y, sample_weight = (_to_tensors(value) for value in (x, y, sample_weight))
-    weights = split.trainable_weights
-    metrics = [variable for metric in split.metrics for variable in metric.variables]
-    before = [variable.numpy() for variable in metrics]
+@dataclass(frozen=True, eq=False)
+class LossAndGradients:
+    """What a step came to.
 
-    @tf.function(autograph=False)
-    def split_step(x: Value, y: Value, sample_weight: Value) -> Any:
-        batch = split._pipeline.cut("train", x, y, sample_weight)
-        loss, gradients, _ = split._loss_and_gradients(batch, weights)
-        return tf.reduce_sum(loss), _dense(gradients)
+    Attributes:
+        loss: The loss.
+        gradients: The gradient of each weight, or `None`.
+    """
 
-    loss, gradients = split_step(x, y, sample_weight)
-    for variable, value in zip(metrics, before):
-        variable.assign(value)
-    scale = 1.0 if split.optimizer is None else split.optimizer.scale_loss(tf.ones(()))
-    reference = _Reference(split, split._pipeline.cut("train", x, y, sample_weight))
-    plain_loss, plain_gradients = reference.step(weights)
-    differences = [
-        _difference(weight.path, None if g is None else g / scale, plain)
-        for weight, g, plain in zip(weights, gradients, plain_gradients)
-    ]
-    return VerifyReport(_difference("loss", loss, plain_loss), tuple(differences), reference.name)
+    loss: tf.Tensor
+    gradients: list[tf.Tensor | None]
 
 
-class _Reference:
-    """The unsplit step: the user's own model, its own `compute_loss`, one tape."""
+class Verifier:
+    """Takes steps without changing anything: no weight, no statistic, no seed, no metric.
 
-    def __init__(self, split: Any, batch: Batch) -> None:
-        self._split = split
-        self._batch = batch
-        self.name = WHOLE_BATCH
+    Args:
+        model: The user's model.
+        pipeline: The same model split.
+        compiled: Its compiled loss and metrics.
+        weights: The variables to compare gradients of.
+    """
 
-    def step(self, weights: list[keras.Variable]) -> tuple[tf.Tensor, list[Any]]:
-        batch = self._batch
+    def __init__(
+        self,
+        model: keras.Model,
+        pipeline: Pipeline,
+        compiled: CompiledLoss,
+        weights: Sequence[keras.Variable],
+    ) -> None:
+        self._model = model
+        self._pipeline = pipeline
+        self._compiled = compiled
+        self._weights = weights
+
+    def verify(
+        self,
+        x: Value,
+        y: Value,
+        sample_weight: Value,
+        *,
+        scale: tf.Tensor,
+        metrics: Iterable[keras.Metric],
+    ) -> VerifyReport:
+        """Compares one split step with plain Keras's.
+
+        Args:
+            x: A batch of inputs.
+            y: Its targets.
+            sample_weight: Its weights.
+            scale: What the optimizer multiplies the loss by.
+            metrics: Metrics that a step updates, and that are put back.
+        """
+        data = [_to_tensors(value) for value in (x, y, sample_weight)]
+        variables = [variable for metric in metrics for variable in metric.variables]
+        before = [variable.numpy() for variable in variables]
+        split = self._split_step(data, scale)
+        for variable, value in zip(variables, before):
+            variable.assign(value)
+        batch = self._pipeline.split_batch("train", *data)
+        whole = in_parts = self._whole_step(batch)
+        if batch.sizes.num_micro_batches > 1:
+            in_parts = self._step_in_parts(batch)
+        return VerifyReport(self._compare(split, whole), self._compare(split, in_parts))
+
+    def _split_step(self, data: Sequence[Value], scale: tf.Tensor) -> LossAndGradients:
+        @tf.function(autograph=False)
+        def step(x: Value, y: Value, sample_weight: Value) -> Any:
+            batch = self._pipeline.split_batch("train", x, y, sample_weight)
+            result = self._pipeline.train(batch, self._compiled, self._weights, scale)
+            return tf.reduce_sum(result.loss), _dense(result.gradients)
+
+        loss, gradients = step(*data)
+        return LossAndGradients(loss, [None if g is None else g / scale for g in gradients])
+
+    def _whole_step(self, batch: Batch) -> LossAndGradients:
+        """The user's own model and its own `compute_loss`, on the whole batch."""
 
         @tf.function(autograph=False)
-        def whole() -> Any:
-            with tf.GradientTape() as tape, AssignmentScope(_read(weights)) as scope:
-                y_pred = self._split.model(batch.x, training=True)
-                self.name = SAME_MICRO_BATCHES if self._depends_on_cut(scope) else WHOLE_BATCH
-                loss = tf.reduce_sum(self._loss(y_pred))
-            return loss, _dense(tape.gradient(loss, [v.value for v in weights]))
+        def step() -> Any:
+            with tf.GradientTape() as tape, AssignmentScope(_read(self._weights)):
+                y_pred = self._model(batch.x, training=True)
+                loss = tf.reduce_sum(self._loss(batch, y_pred))
+            return loss, _dense(tape.gradient(loss, [v.value for v in self._weights]))
+
+        return LossAndGradients(*step())
+
+    def _step_in_parts(self, batch: Batch) -> LossAndGradients:
+        """The user's own model on each micro-batch; the loss of all outputs at once."""
 
         @tf.function(autograph=False)
-        def in_micro_batches() -> Any:
+        def step() -> Any:
             with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(self._loss_of_parts(_read(weights)))
-            return loss, _dense(tape.gradient(loss, [v.value for v in weights]))
+                loss = tf.reduce_sum(self._loss_of_parts(batch))
+            return loss, _dense(tape.gradient(loss, [v.value for v in self._weights]))
 
-        traced = whole.get_concrete_function()
-        return traced() if self.name == WHOLE_BATCH else in_micro_batches()
+        return LossAndGradients(*step())
 
-    def _depends_on_cut(self, scope: AssignmentScope) -> bool:
-        return self._split.micro_batches > 1 and bool(scope.variables)
-
-    def _loss(self, y_pred: Value) -> tf.Tensor:
-        batch = self._batch
-        return self._split.model.compute_loss(batch.x, batch.y, y_pred, batch.sample_weight)
-
-    def _loss_of_parts(self, weights: list[tuple[keras.Variable, tf.Tensor]]) -> tf.Tensor:
-        """Forward in the same micro-batches, same seeds; the loss of all outputs at once."""
-        split, batch = self._split, self._batch
-        state = split._pipeline.state(batch)
-        seeds = [v for stage in split.stages for v in stage.state if v.name.endswith("state")]
+    def _loss_of_parts(self, batch: Batch) -> tf.Tensor:
+        weights, state = _read(self._weights), self._pipeline.state(batch)
+        variables = [v for stage in self._pipeline.stages for v in stage.state]
+        carried: IdentityMap[keras.Variable, tf.Tensor] = IdentityMap()
         outputs, added = [], []
         for index, x in enumerate(micro_batches.split(batch.x, batch.sizes)):
-            mapping = [(v, state.read(v, index)) for v in seeds]
-            with AssignmentScope([*mapping, *weights]) as scope:
-                outputs.append(split.model(x, training=True))
-                added += self._shares(index, scope.losses)
+            start = IdentityMap((v, state.read(v, index)) for v in variables)
+            start.update(carried)
+            with AssignmentScope([*start.items(), *weights]) as scope:
+                outputs.append(self._model(x, training=True))
+                added += self._shares(batch, index, self._rules(x), scope.losses)
+            carried.update((v, x) for v, x in scope.assigned.items() if state.passes_on(v))
         with AssignmentScope(weights):
-            return self._loss(merge_masked(outputs, batch.sizes)) + sum(added, 0.0)
+            return self._loss(batch, merge_masked(outputs, batch.sizes)) + sum(added, 0.0)
 
-    def _shares(self, index: int, losses: list[tf.Tensor]) -> list[tf.Tensor]:
-        rules = list(self._split._compiled._added_rules.values())
-        sizes = self._batch.sizes
+    def _loss(self, batch: Batch, y_pred: Value) -> tf.Tensor:
+        return self._model.compute_loss(batch.x, batch.y, y_pred, batch.sample_weight)
+
+    def _rules(self, x: Value) -> list[str]:
+        """For each loss that layers add, the rule by which micro-batches make it up."""
+        calls, rules = self._pipeline.calls, []
+        values = dict(zip(calls.inputs, calls.standardize(x)))
+        with AssignmentScope(_read(self._weights)) as scope:
+            for call in calls.calls:
+                num_before = len(scope.losses)
+                read = [values[number] for number in call.inputs]
+                values.update(zip(call.outputs, call.run(read, True)))
+                for place in range(len(scope.losses) - num_before):
+                    added = LossCall(call, read, place)
+                    rules.append(self._compiled.added_rule(added, training=True))
+        return rules
+
+    def _shares(
+        self, batch: Batch, index: int, rules: Sequence[str], losses: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        sizes = batch.sizes
         shares = [sizes.is_used(index) if rule == ONE else sizes.share(index) for rule in rules]
         return [tf.reduce_sum(x) * tf.cast(share, x.dtype) for x, share in zip(losses, shares)]
 
+    def _compare(self, split: LossAndGradients, plain: LossAndGradients) -> Comparison:
+        pairs = zip(self._weights, split.gradients, plain.gradients)
+        return Comparison(
+            loss=_difference("loss", split.loss, plain.loss),
+            gradients=tuple(_difference(weight.path, one, other) for weight, one, other in pairs),
+        )
 
-def _read(weights: list[keras.Variable]) -> list[tuple[keras.Variable, tf.Tensor]]:
+
+def _read(weights: Sequence[keras.Variable]) -> list[tuple[keras.Variable, tf.Tensor]]:
     """The weights by their values, which is how regularizers read them inside a scope."""
     return [(weight, tf.convert_to_tensor(weight.value)) for weight in weights]
 
@@ -168,7 +284,7 @@ def _difference(name: str, value: Any, reference: Any) -> Difference:
     return Difference(name, absolute, absolute / largest if largest else absolute)
 
 
-def _dense(gradients: list[Any]) -> list[Any]:
+def _dense(gradients: Sequence[Gradient]) -> list[tf.Tensor | None]:
     return [None if g is None else tf.convert_to_tensor(g) for g in gradients]
 
 

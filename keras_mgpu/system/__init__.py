@@ -1,1 +1,1 @@
-"""What this process runs on: devices, other workers, files and the terminal."""
+"""What a process runs on: devices, other workers, files and the terminal."""

@@ -1,4 +1,4 @@
-"""Which of the processes that train one model this is."""
+"""The workers that train a model together, and which of them this process is."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Workers:
-    """The processes that each hold a copy of the variables and save together.
+    """The processes that each hold a copy of the variables and write checkpoints together.
 
     Args:
-        index: The number of this one. Number 0 brings the parts together.
-        names: All of them, such as `("worker:0", "worker:1")`.
+        index: Integer, the index of this process. Worker 0 combines the parts of a checkpoint.
+        names: Tuple of all names, such as `("worker:0", "worker:1")`.
     """
 
     index: int = 0
@@ -37,64 +37,73 @@ class Workers:
         return self.index == 0
 
     def share(self, sizes: Sequence[tuple[T, int]]) -> list[T]:
-        """Of things with their sizes, those that this worker takes; all workers reckon alike."""
+        """Returns the share of this worker, balanced by size.
+
+        Every worker computes the same distribution, so that each item has exactly one owner.
+
+        Args:
+            sizes: Pairs of an item and its size.
+        """
         loads = [0] * self.count
         mine = []
-        for thing, size in sorted(sizes, key=lambda pair: pair[1], reverse=True):
+        for item, size in sorted(sizes, key=lambda pair: pair[1], reverse=True):
             lightest = loads.index(min(loads))
             loads[lightest] += size
             if lightest == self.index:
-                mine.append(thing)
+                mine.append(item)
         return mine
 
 
 def is_unreachable(name: str) -> bool:
-    """Whether a worker's process does not answer, as far as TensorFlow can tell."""
+    """Whether a worker's process does not answer, as far as TensorFlow knows."""
     job, _, index = name.partition(":")
     return tf_devices.is_unreachable(f"/job:{job}/replica:0/task:{index}")
 
 
 def check_tf_config() -> None:
-    """Says what is wrong with the environment variable TF_CONFIG, which tells a worker its place.
+    """Validates the environment variable TF_CONFIG, if it is set.
 
     Raises:
-        ValueError: If it is there, and cannot be right.
+        ValueError: If TF_CONFIG is invalid.
     """
     text = os.environ.get("TF_CONFIG", "")
     if not text:
         return
     try:
-        complaint = _complaint(json.loads(text))
+        problem = _problem(json.loads(text))
     except json.JSONDecodeError as error:
-        complaint = f"is no JSON: {error}"
+        problem = f"is not valid JSON: {error}"
     except KeyError as error:
-        complaint = f"has no {error}"
+        problem = f"has no {error}"
     except (ValueError, TypeError, AttributeError):
-        complaint = "has not the right form"
-    if complaint:
-        raise ValueError(f"TF_CONFIG {complaint}. {_EXAMPLE} Received: {text}")
+        problem = "has the wrong structure"
+    if problem:
+        raise ValueError(f"TF_CONFIG {problem}. {_EXAMPLE} Received: TF_CONFIG={text}")
 
 
-def _complaint(config: Any) -> str:
-    """What is wrong; nothing if that is all right."""
+def _problem(config: Any) -> str:
+    """Returns what is wrong with a configuration, or an empty string."""
     cluster, task = config["cluster"], config["task"]
     job, index = task["type"], task["index"]
     if isinstance(index, bool) or not float(index).is_integer():
-        return f"has a task with an index that is no whole number: {index}"
+        return f"has a task index that is not an integer: {index}"
     index = int(index)
     if job not in cluster:
-        return f"says that this is a {job!r}, and the cluster has none"
+        return f"describes this process as a {job!r}, but the cluster has none"
     addresses = [address for each in cluster.values() for address in each]
     if any(not isinstance(each, list) for each in cluster.values()):
-        return "must have a list of addresses for each job"
-    odd = [each for each in addresses if not _is_address(str(each))]
-    if odd:
-        return f"has addresses that are not like host:port: {odd}"
+        return "must contain a list of addresses for each job"
+    invalid = [each for each in addresses if not _is_address(str(each))]
+    if invalid:
+        return f"has addresses that are not of the form host:port: {invalid}"
     if len(set(addresses)) < len(addresses):
-        return "has the same address twice"
+        return "contains the same address twice"
     if not 0 <= index < len(cluster[job]):
         count = len(cluster[job])
-        return f"says that this is {job} {index}, and the cluster has {count}, counted from 0"
+        return (
+            f"describes this process as {job} {index}, but the cluster has only {count} "
+            "(indices start at 0)"
+        )
     return ""
 
 
@@ -104,16 +113,16 @@ def _is_address(text: str) -> bool:
 
 
 _EXAMPLE = (
-    'It looks like {"cluster": {"worker": ["host1:2222", "host2:2222"]}, '
+    'It must look like {"cluster": {"worker": ["host1:2222", "host2:2222"]}, '
     '"task": {"type": "worker", "index": 0}}.'
 )
 
 
 def workers_of(strategy: Any) -> Workers:
-    """The workers of a strategy.
+    """Returns the workers of a strategy.
 
-    With parameter servers one process, the coordinator, reads and writes all variables: it is
-    alone. Only with several mirroring workers has each of them all variables.
+    With parameter servers, a single process (the coordinator) reads and writes all variables. Only
+    under `MultiWorkerMirroredStrategy` do several workers hold all variables.
     """
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return Workers()

@@ -1,8 +1,8 @@
-"""Files wherever `tf.io.gfile` reaches, made durable where the system can do so.
+"""Files and directories, wherever `tf.io.gfile` can reach them.
 
-`tf.io.gfile` can write, rename and list almost anywhere, but it cannot wait until the disk has the
-bytes. For files of this machine the operating system can; other file systems have them when a
-file is closed.
+`tf.io.gfile` can write, rename and list almost anywhere, but it cannot wait until the bytes are on
+disk. For local files, the operating system can. On other file systems, files are considered durable
+once they are closed.
 """
 
 from __future__ import annotations
@@ -17,15 +17,27 @@ from typing import Any
 import tensorflow as tf
 
 gfile = tf.io.gfile
-CHUNK = 256 << 10  # Stays in the processor's cache between reading and reckoning.
+CHUNK = 256 << 10  # Fits into the CPU cache while its checksum is computed.
+
+# Paths.
 
 
 def join(*parts: str) -> str:
     return posixpath.join(*parts)
 
 
+def local_path(path: str) -> str | None:
+    """Returns the path for the operating system, or `None` if it is not on this machine."""
+    if path.startswith("file://"):
+        return path.removeprefix("file://")
+    return None if "://" in path else path
+
+
+# Files.
+
+
 def write_text(path: str, text: str) -> None:
-    """Writes a small file, and returns when it is on disk."""
+    """Writes a small file and waits until it is on disk."""
     with gfile.GFile(path, "w") as file:
         file.write(text)
     sync(path)
@@ -33,11 +45,22 @@ def write_text(path: str, text: str) -> None:
 
 def read_text(path: str) -> str:
     with gfile.GFile(path, "rb") as file:
-        return file.read().decode("utf-8")
+        text: str = file.read().decode("utf-8")
+    return text
+
+
+def size(path: str) -> int:
+    return int(gfile.stat(path).length)
+
+
+def remove(path: str) -> None:
+    """Removes a file, if it exists."""
+    if gfile.exists(path):
+        gfile.remove(path)
 
 
 def sync(path: str) -> None:
-    """Returns when a file, or a folder's list of names, is on disk."""
+    """Waits until a file, or the listing of a folder, is on disk."""
     local = local_path(path)
     if local is None:
         return
@@ -49,15 +72,16 @@ def sync(path: str) -> None:
 
 
 def checksum(path: str, progress: Callable[[int], None] = lambda num_bytes: None) -> int:
-    """The crc32 of a file. `progress` is told how many bytes were read each time."""
-    value = 0
+    """Returns the crc32 of a file.
+
+    Args:
+        path: The file.
+        progress: Called with the number of bytes read, after each chunk.
+    """
     local = local_path(path)
     if local is None:
-        with gfile.GFile(path, "rb") as file:
-            while chunk := file.read(CHUNK):
-                value = zlib.crc32(chunk, value)
-                progress(len(chunk))
-        return value
+        return _remote_checksum(path, progress)
+    value = 0
     buffer = memoryview(bytearray(CHUNK))
     with open(local, "rb", buffering=0) as file:
         while count := file.readinto(buffer):
@@ -66,25 +90,27 @@ def checksum(path: str, progress: Callable[[int], None] = lambda num_bytes: None
     return value
 
 
-def size(path: str) -> int:
-    return int(gfile.stat(path).length)
+def _remote_checksum(path: str, progress: Callable[[int], None]) -> int:
+    value = 0
+    with gfile.GFile(path, "rb") as file:
+        while chunk := file.read(CHUNK):
+            value = zlib.crc32(chunk, value)
+            progress(len(chunk))
+    return value
+
+
+# Folders.
 
 
 def names_in(folder: str) -> list[str]:
-    """Sorted names; a folder that is not there has none."""
+    """Returns the sorted names in a folder. A folder that does not exist has none."""
     if not gfile.isdir(folder):
         return []
     return sorted(name.rstrip("/") for name in gfile.listdir(folder))
 
 
-def remove(path: str) -> None:
-    """Removes a file that may be gone already."""
-    if gfile.exists(path):
-        gfile.remove(path)
-
-
 def remove_empty(folder: str) -> bool:
-    """Removes a folder if nothing is in it; returns whether it did."""
+    """Removes a folder if it is empty, and returns whether it was."""
     if names_in(folder):
         return False
     gfile.rmtree(folder)
@@ -92,10 +118,10 @@ def remove_empty(folder: str) -> bool:
 
 
 def move_folder(source: str, target: str, last: str) -> None:
-    """Gives a folder another name: at once, or file by file where that cannot be done.
+    """Renames a folder, atomically if the file system is local.
 
-    Of the file systems of other machines, none promises to rename a folder at once, and some
-    cannot at all. There the file called `last` comes last, and shows that all others are there.
+    Remote file systems do not rename folders atomically, and some not at all. There, files are
+    moved one by one, and the file called `last` comes last to show that all others are complete.
     """
     if local_path(source) is not None:
         gfile.rename(source, target)
@@ -106,40 +132,40 @@ def move_folder(source: str, target: str, last: str) -> None:
     gfile.rmtree(source)
 
 
-def local_path(path: str) -> str | None:
-    """The path as the operating system knows it, or `None` if it is not of this machine."""
-    if path.startswith("file://"):
-        return path.removeprefix("file://")
-    return None if "://" in path else path
+# Directories given by users.
 
 
 def check_directory(directory: Any, name: str = "directory") -> str:
-    """Returns a directory as a string, or says why it cannot be one.
+    """Returns a directory as a string, after checking that it can be one.
 
     Args:
-        directory: What the user gave.
-        name: What the user calls it.
+        directory: The path, as given by the user.
+        name: The name of the user's argument, for error messages.
+
+    Raises:
+        TypeError: If `directory` is not a path.
+        ValueError: If `directory` is empty, or an existing file.
     """
     if not isinstance(directory, (str, os.PathLike)):
         raise TypeError(
             f"`{name}` must be a path. "
             f"Received: {name}={directory!r} (of type {type(directory).__name__})"
         )
-    path = os.fspath(directory)
+    path: str = os.fspath(directory)
     if not path:
         raise ValueError(f"`{name}` must not be empty. Received: {name}=''")
     if "://" not in path:
-        path = os.path.abspath(path)  # A program may change its working directory later.
+        path = os.path.abspath(path)  # The program may change its working directory later.
     if gfile.exists(path) and not gfile.isdir(path):
-        raise ValueError(f"`{name}` is a file, and a folder is needed. Received: {name}={path!r}")
+        raise ValueError(f"`{name}` is a file, but must be a directory. Received: {name}={path!r}")
     return path
 
 
 def make_directory(directory: str) -> None:
-    """Makes a directory, and sees whether it can be written to.
+    """Creates a directory and checks that it is writable.
 
     Raises:
-        PermissionError: If it cannot.
+        PermissionError: If it cannot be created or is not writable.
     """
     marker = join(directory, f".writable-{uuid.uuid4().hex}")
     try:

@@ -1,4 +1,4 @@
-"""`fit` with several workers, which Keras cannot do by itself."""
+"""`fit` with several workers, which Keras 3.15 does not support."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ logger = logging.getLogger("keras_mgpu")
 
 
 def enable_multi_worker_fit() -> tuple[str, ...]:
-    """Lets `fit` run under `MultiWorkerMirroredStrategy` with several workers.
+    """Enables `fit` under `MultiWorkerMirroredStrategy` with several workers.
 
-    Call it in every worker before `fit`; `evaluate` and `predict` run then, too. It replaces what
-    fails in Keras, for this process. With one worker, and under any other strategy, Keras goes on
-    as before.
+    Call it in every worker before `fit`. `evaluate` and `predict` then work, too. It replaces the
+    functions of Keras that fail, for this process only. With a single worker, or under any other
+    strategy, Keras works as before.
 
     Example:
 
@@ -25,17 +25,18 @@ def enable_multi_worker_fit() -> tuple[str, ...]:
     with strategy.scope():
         model = make_model()
         model.compile("adam", "sparse_categorical_crossentropy")
-    model.fit(x, y, batch_size=64)  # of all workers together
+    model.fit(x, y, batch_size=64)  # the total over all workers
     ```
 
     Returns:
-        What was replaced, in words: nothing if this Keras needs no repair, or has been repaired.
+        A tuple of strings that describe what was replaced. It is empty if this version of Keras
+        needs no fix, or if it has been fixed already.
 
     Raises:
-        ValueError: If the environment variable TF_CONFIG cannot be right.
+        ValueError: If the environment variable TF_CONFIG is invalid.
     """
     check_tf_config()
-    repaired = repair_fit()
-    for what in repaired:
-        logger.info("Repaired in Keras, for fit with several workers: %s.", what)
-    return repaired
+    fixed = repair_fit()
+    for what in fixed:
+        logger.info("Fixed in Keras for `fit` with several workers: %s.", what)
+    return fixed

@@ -1,10 +1,11 @@
-"""Text for a terminal or a notebook, plain when it is piped, and JSON for programs."""
+"""Output for terminals and notebooks, for pipes and files, and as JSON."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ExitWith(Exception):
-    """Ends a command with a text and an exit code that is not 0."""
+    """Ends a command with a message and a nonzero exit code."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -20,7 +21,7 @@ class ExitWith(Exception):
 
 
 def add_json(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", help="print JSON, for other programs")
+    command.add_argument("--json", action="store_true", help="print JSON")
 
 
 def to_json(value: object) -> str:
@@ -30,19 +31,19 @@ def to_json(value: object) -> str:
 def render(*parts: RenderableType) -> str:
     from rich.console import Console
 
-    # A pipe has no width: whatever reads it gets whole lines. Names may hold brackets, which are
-    # no markup.
+    # A pipe has no width, so lines are not wrapped. Names may contain brackets, which would be
+    # taken for markup.
     width = None if sys.stdout.isatty() else 100_000
     console = Console(width=width, highlight=False, markup=False)
     with console.capture() as captured:
         for part in parts:
             console.print(part, soft_wrap=True)
-    # Tables come padded to a rectangle; nobody wants the blanks in a file.
+    # Tables are padded with trailing blanks.
     return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
 def show(*parts: RenderableType) -> None:
-    """Prints to the terminal or the notebook; to a pipe or a file, plain lines."""
+    """Prints to the terminal or notebook, or plain lines to a pipe or file."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False)
@@ -52,3 +53,16 @@ def show(*parts: RenderableType) -> None:
     else:
         sys.stdout.write(render(*parts))
         sys.stdout.flush()
+
+
+def fold_names(names: Sequence[str], kind: str) -> str:
+    """A list of names for a sentence, shortened where it is long.
+
+    >>> fold_names(["norm", "norm_1"], "layers")
+    'norm, norm_1'
+    >>> fold_names([f"norm_{i}" for i in range(112)], "layers")
+    'norm_0 … norm_111 (112 layers)'
+    """
+    if len(names) <= 4:
+        return ", ".join(names)
+    return f"{names[0]} … {names[-1]} ({len(names)} {kind})"

@@ -7,7 +7,6 @@ import pytest
 
 from keras_mgpu.blueprint.named_schedules import (
     SCHEDULES,
-    forward_only,
     forwards_first,
     forwards_only,
     gpipe,
@@ -21,7 +20,7 @@ from keras_mgpu.blueprint.schedule import Op, Schedule
 
 
 def lanes_of(picture):
-    """Reads one lane a line."""
+    """Reads one lane per line."""
     return tuple(tuple(map(Op.parse, line.split())) for line in picture.strip().splitlines())
 
 
@@ -69,8 +68,8 @@ def test_one_f_one_b_with_fewer_micro_batches_than_stages():
     )
 
 
-def test_forward_only():
-    assert forward_only(2, 3).lanes == lanes_of(
+def test_forwards_only():
+    assert forwards_only(gpipe(2, 3)).lanes == lanes_of(
         """
         0F0 0F1 0F2
         1F0 1F1 1F2
@@ -78,17 +77,16 @@ def test_forward_only():
     )
 
 
-@pytest.mark.parametrize("build", [gpipe, one_f_one_b, forward_only])
+@pytest.mark.parametrize("build", [gpipe, one_f_one_b])
 @pytest.mark.parametrize("num_stages", range(1, 7))
 @pytest.mark.parametrize("num_micro_batches", range(1, 10))
 def test_named_schedules_are_whole_and_can_run(build, num_stages, num_micro_batches):
     schedule = build(num_stages, num_micro_batches)
-    kinds = "F" if build is forward_only else "FB"
     order = schedule.order()
-    assert len(order) == len(kinds) * num_stages * num_micro_batches
+    assert len(order) == 2 * num_stages * num_micro_batches
     assert set(order) == {
         Op(kind, stage, index)
-        for kind in kinds
+        for kind in "FB"
         for stage in range(num_stages)
         for index in range(num_micro_batches)
     }
@@ -150,7 +148,7 @@ def test_missing_ops_are_shown():
         num_stages=2,
         num_micro_batches=2,
     )
-    assert "lacks ops" in line
+    assert "is missing ops" in line
     assert grid == [
         "lane 0   0F0  0F1  0B0",
         "lane 1   1F0  1B0  1F1  1B1",
@@ -160,7 +158,7 @@ def test_missing_ops_are_shown():
 
 def test_weight_gradients_are_all_there_or_none():
     line, grid = refusal("0F0 0F1 0B0 0W0 0B1", num_stages=1, num_micro_batches=2)
-    assert "lacks ops" in line
+    assert "is missing ops" in line
     assert grid[-1] == "missing [0W1]"
 
 
@@ -176,7 +174,7 @@ def test_no_ops_at_all():
 
 def test_repeated_op_is_marked():
     line, grid = refusal("0F0 0F1 0F0 0B0 0B1", num_stages=1, num_micro_batches=2)
-    assert "there already" in line
+    assert "repeats ops" in line
     assert grid == ["lane 0  0F0  0F1 [0F0] 0B0  0B1"]
 
 
@@ -189,7 +187,7 @@ def test_strange_ops_are_marked():
         num_stages=2,
         num_micro_batches=1,
     )
-    assert "do not belong to 2 stages and 1 micro-batches" in line
+    assert "do not exist for 2 stages and 1 micro-batches" in line
     assert grid == [
         "lane 0  0F0  [0F12]",
         "lane 1  1F0  [7F0]",
@@ -210,8 +208,8 @@ def test_stage_in_two_lanes_is_marked():
         num_stages=2,
         num_micro_batches=2,
     )
-    assert "spreads a stage over several lanes" in line
-    # Both stages are astray; what counts as home is the last lane that holds them.
+    assert "has a stage in several lanes" in line
+    # Both stages are misplaced: their lane is the last one that contains them.
     assert grid == [
         "lane 0 [0F0][0F1][1B1]",
         "lane 1  1F0  1F1  1B0  0B0  0B1",
@@ -220,13 +218,13 @@ def test_stage_in_two_lanes_is_marked():
 
 def test_backward_before_its_forward_is_marked():
     line, grid = refusal("0F0 0B1 0F1 0B0", num_stages=1, num_micro_batches=2)
-    assert "can never finish: 0B1 waits for 0F1;" in line
+    assert "can never finish, because 0B1 waits for 0F1 (" in line
     assert grid == ["lane 0  0F0 [0B1] 0F1  0B0"]
 
 
 def test_weight_gradient_before_its_backward_is_marked():
     line, _ = refusal("0F0 0W0 0B0", num_stages=1, num_micro_batches=1)
-    assert "can never finish: 0W0 waits for 0B0;" in line
+    assert "can never finish, because 0W0 waits for 0B0 (" in line
 
 
 def test_deadlock_between_lanes_is_marked():
@@ -238,7 +236,7 @@ def test_deadlock_between_lanes_is_marked():
         num_stages=2,
         num_micro_batches=2,
     )
-    assert "can never finish: 0B0 waits for 1B0, 1F1 waits for 0F1;" in line
+    assert "can never finish, because 0B0 waits for 1B0, 1F1 waits for 0F1 (" in line
     assert grid == [
         "lane 0  0F0 [0B0] 0F1  0B1",
         "lane 1  1F0 [1F1] 1B0  1B1",
@@ -269,7 +267,7 @@ def test_make_lists_the_names():
         make("1F1B", 2, 2)
 
 
-@pytest.mark.parametrize("build", [gpipe, one_f_one_b, forward_only])
+@pytest.mark.parametrize("build", [gpipe, one_f_one_b])
 @pytest.mark.parametrize("value", [True, "8", 8.0, None])
 def test_counts_must_be_ints(build, value):
     with pytest.raises(TypeError, match=f"`num_micro_batches` must .* num_micro_batches={value!r}"):
@@ -287,7 +285,7 @@ def test_counts_must_be_positive(name, value):
         make(name, value, 2)
 
 
-@pytest.mark.parametrize("build", [gpipe, one_f_one_b, forward_only])
+@pytest.mark.parametrize("build", [gpipe, one_f_one_b])
 def test_json_there_and_back(build):
     schedule = build(3, 11)
     assert Schedule.from_json(schedule.to_json()) == schedule
@@ -304,18 +302,18 @@ def test_json_reads_well():
 
 @pytest.mark.parametrize("text", ["{}", "[]", "3", '{"lanes": [3]}', '{"lanes": []}'])
 def test_foreign_json(text):
-    with pytest.raises(ValueError, match=r"not the JSON of a Schedule. Received: text="):
+    with pytest.raises(ValueError, match=r"output of `Schedule.to_json`. Received: text="):
         Schedule.from_json(text)
 
 
 def test_json_with_a_foreign_op():
-    with pytest.raises(ValueError, match=r"An op is written as its stage(.|\n)*Received: text=3"):
+    with pytest.raises(ValueError, match=r"An op must consist of its stage(.|\n)*Received: text=3"):
         Schedule.from_json('{"lanes": [[3]]}')
 
 
 def test_json_is_checked():
     text = one_f_one_b(2, 2).to_json().replace('"0F1", ', "")
-    with pytest.raises(ValueError, match=r"lacks ops(.|\n)*missing \[0F1\]"):
+    with pytest.raises(ValueError, match=r"is missing ops(.|\n)*missing \[0F1\]"):
         Schedule.from_json(text)
 
 
@@ -348,7 +346,7 @@ def test_interleaved_can_run_with_any_counts(num_lanes, num_rounds, num_micro_ba
 
 
 def test_interleaved_stages_fill_every_round():
-    with pytest.raises(ValueError, match=r"multiple of .* num_stages=5, 2 devices"):
+    with pytest.raises(ValueError, match=r"multiple of .* num_stages=5, num_lanes=2"):
         interleaved(5, 4, num_lanes=2)
 
 
@@ -382,7 +380,7 @@ def test_a_backward_waits_for_its_recomputation():
 
 def test_a_stage_recomputes_all_micro_batches_or_none():
     line, grid = refusal("0F0 0F1 0R0 0B0 0B1", 1, 2)
-    assert line.startswith("The schedule 'mine' lacks ops")
+    assert line.startswith("The schedule 'mine' is missing ops")
     assert grid[-1].split() == ["missing", "[0R1]"]
 
 

@@ -5,7 +5,7 @@ from textwrap import dedent
 import pytest
 
 from keras_mgpu.blueprint.named_schedules import (
-    forward_only,
+    forwards_only,
     gpipe,
     interleaved,
     one_f_one_b,
@@ -13,7 +13,7 @@ from keras_mgpu.blueprint.named_schedules import (
     zero_bubble,
 )
 from keras_mgpu.blueprint.schedule import Op, Schedule
-from keras_mgpu.blueprint.timeline import MAX_TICKS, Costs, Sizes, Span, Timeline, replay
+from keras_mgpu.blueprint.timeline import MAX_TICKS, Costs, Span, StageBytes, Timeline, replay
 
 SIZES = [(stages, micro_batches) for stages in range(1, 7) for micro_batches in range(1, 10)]
 
@@ -44,7 +44,7 @@ def test_peak_live(stages, micro_batches):
 
 
 def test_peak_live_of_forwards_is_what_runs():
-    assert replay(forward_only(3, 5)).peak_live == (1, 1, 1)
+    assert replay(forwards_only(gpipe(3, 5))).peak_live == (1, 1, 1)
 
 
 def test_peak_live_lasts_until_the_weight_gradient():
@@ -120,7 +120,9 @@ def test_costs_must_be_times(value):
 
 @pytest.mark.parametrize("value", [[], [1], [1, 2, 3]])
 def test_costs_must_match_the_stages(value):
-    with pytest.raises(ValueError, match=r"`forward` must be .* 2 in all. Received: forward="):
+    with pytest.raises(
+        ValueError, match=r"`forward` must be .* 2 numbers, one per stage. Received: forward="
+    ):
         replay(gpipe(2, 2), Costs(forward=value))
 
 
@@ -226,7 +228,7 @@ def test_json_there_and_back():
 
 @pytest.mark.parametrize("text", ["{}", "[]", "3", '{"num_lanes": 1, "spans": [{"lane": 0}]}'])
 def test_foreign_json(text):
-    with pytest.raises(ValueError, match=r"not the JSON of a Timeline. Received: text="):
+    with pytest.raises(ValueError, match=r"output of `Timeline.to_json`. Received: text="):
         Timeline.from_json(text)
 
 
@@ -264,7 +266,7 @@ def test_recomputed_micro_batches_are_alive_only_shortly():
 
 
 def test_transfers_delay_but_do_not_occupy():
-    timeline = replay(forward_only(2, 3), Costs(transfer=0.5))
+    timeline = replay(forwards_only(gpipe(2, 3)), Costs(transfer=0.5))
     starts = [span.start for span in timeline.spans if span.op.stage == 1]
     assert starts == [1.5, 2.5, 3.5]
     in_one_lane = Schedule.parse(["0F0 1F0 0F1 1F1"])
@@ -272,7 +274,7 @@ def test_transfers_delay_but_do_not_occupy():
 
 
 def test_peak_memory_counts_what_is_kept_at_once():
-    sizes = Sizes(activations=(10, 20), for_weights=(4, 8), inputs=(1, 2))
+    sizes = StageBytes(activations=(10, 20), for_weights=(4, 8), inputs=(1, 2))
     assert replay(one_f_one_b(2, 4)).peak_memory(sizes) == (20, 20)
     assert replay(gpipe(2, 4)).peak_memory(sizes) == (40, 80)
     # Stage 1 still keeps a part of the micro-batch before for its weights.
@@ -282,5 +284,5 @@ def test_peak_memory_counts_what_is_kept_at_once():
 
 
 def test_interleaved_lanes_keep_what_all_their_stages_keep():
-    sizes = Sizes(activations=(1,) * 4, for_weights=(0,) * 4, inputs=(0,) * 4)
+    sizes = StageBytes(activations=(1,) * 4, for_weights=(0,) * 4, inputs=(0,) * 4)
     assert replay(interleaved(4, 4, 2)).peak_memory(sizes) == (5, 3)

@@ -134,7 +134,7 @@ def test_a_model_that_is_built_by_its_first_batch(tmp_path):
 
 
 # With micro-batches, normalization sees fewer samples: a warning says so.
-@pytest.mark.filterwarnings("ignore:These layers normalize each micro-batch")
+@pytest.mark.filterwarnings("ignore:Batch normalization uses the mean")
 def test_a_split_model(tmp_path, devices):
     def make_model():
         model = runs.make_model()

@@ -10,7 +10,7 @@ import pytest
 
 from keras_mgpu.blueprint import named_schedules, timeline
 from keras_mgpu.blueprint.schedule import Schedule
-from keras_mgpu.cli.main import main as cli
+from keras_mgpu.cli import main as cli
 
 
 @pytest.fixture(autouse=True)
@@ -169,7 +169,7 @@ def test_errors_of_the_library_are_bad_use_too(capsys, monkeypatch):
 
     monkeypatch.setitem(named_schedules.SCHEDULES, "broken", broken)
     message = refused(capsys, "schedule", "broken", "--stages", "1", "--micro-batches", "1")
-    assert "The schedule 'broken' lacks ops" in message
+    assert "The schedule 'broken' is missing ops" in message
     assert "missing [0F0]" in message
 
 

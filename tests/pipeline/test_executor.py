@@ -10,13 +10,15 @@ from keras import layers
 
 from keras_mgpu.blueprint import named_schedules, partition
 from keras_mgpu.blueprint.schedule import Op
+from keras_mgpu.internals.tf_functions import scratch_graph
 from keras_mgpu.model import layer_calls
 from keras_mgpu.model.layer_costs import layer_costs
 from keras_mgpu.model.stages import make_stages
 from keras_mgpu.pipeline import micro_batches
-from keras_mgpu.pipeline.executor import Trainer
+from keras_mgpu.pipeline.executor import StepData, Trainer, weights_of
 from keras_mgpu.pipeline.stage.stage_function import StageFunction
-from keras_mgpu.pipeline.state_flow import StateFlow
+from keras_mgpu.pipeline.stage.traced_stage import TracedStage
+from keras_mgpu.pipeline.state_flow import StateFlow, norms_by_statistic
 
 GPUS = [f"/GPU:{index}" for index in range(4)]
 
@@ -54,21 +56,33 @@ def trace(devices, schedule, make_model=residual_mlp):
     calls = layer_calls.from_model(model)
     plan = partition.balance(layer_costs(calls), len(devices))
     stages = make_stages(calls, plan, devices)
-    functions = [StageFunction(stage, True) for stage in stages]
+    functions = [StageFunction(stage, training=True, stays_a_call=True) for stage in stages]
     num, weights = schedule.num_micro_batches, model.trainable_weights
-    trainer = Trainer(functions, weights, num, calls.inputs, eager=False, stays_a_call=True)
+    made = {number for stage in stages for number in stage.outputs}
+    training_stages = [
+        TracedStage(
+            function,
+            weights_of(function, weights),
+            made,
+            num_micro_batches=num,
+            stays_a_call=True,
+        )
+        for function in functions
+    ]
+    trainer = Trainer(functions, training_stages, weights)
 
     @tf.function(autograph=False)
     def step(x):
         sizes = micro_batches.sizes_of(x, num)
         feeds = [{calls.inputs[0]: part} for part in micro_batches.split(x, sizes)]
 
-        def state():
-            return StateFlow(stages, sizes, "deferred")
+        def data():
+            state = StateFlow(sizes, norms_by_statistic(stages))
+            return StepData(feeds, calls.outputs, SumOfOutputs(), state)
 
-        with tf.__internal__.FuncGraph("rehearsal").as_default():
-            trainer.rehearse(schedule, feeds[0], calls.outputs, SumOfOutputs(), state())
-        return trainer.run(schedule, feeds, calls.outputs, SumOfOutputs(), state())
+        with scratch_graph("rehearsal").as_default():
+            trainer.rehearse(schedule, data())
+        return trainer.run(schedule, data())
 
     return step.get_concrete_function(tf.TensorSpec((None, 4), model.input.dtype))
 
@@ -77,11 +91,9 @@ def pipeline_ops(graph):
     """The calls of stages in a graph, by the op of the schedule that their name tells."""
     found = {}
     for node in graph.get_operations():
-        parts = node.name.split("/")
-        if node.type.endswith("PartitionedCall") and parts[0].startswith("stage_"):
-            kind = {"forward": "F", "recompute": "R", "backward": "B", "weights": "W"}[parts[1]]
-            stage, micro_batch = parts[0][len("stage_") :], parts[2][len("micro_batch_") :]
-            found[Op(kind, int(stage), int(micro_batch))] = node
+        op = Op.from_scope(node.name)
+        if op is not None and node.type.endswith("PartitionedCall"):
+            found[op] = node
     return found
 
 

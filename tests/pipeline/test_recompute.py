@@ -61,7 +61,7 @@ def trained_without(devices):
 
 # `"auto"` and lists only choose stages: that is shown under one schedule with ops `B` alone, and
 # under one with ops `W`.
-@pytest.mark.filterwarnings("ignore:These layers normalize", "ignore:The layer state")
+@pytest.mark.filterwarnings("ignore:Batch normalization uses", "ignore:The layer state")
 @pytest.mark.parametrize(
     ("schedule", "recompute"),
     [
@@ -85,13 +85,13 @@ def test_dropout_and_state_are_those_of_the_first_pass(schedule, recompute, devi
     assert weights["counter/count"] == 6 * 4  # Moved by every micro-batch, and by no second pass.
 
 
-@pytest.mark.filterwarnings("ignore:These layers normalize")
+@pytest.mark.filterwarnings("ignore:Batch normalization uses")
 def test_auto_leaves_out_stages_with_one_micro_batch_alive(devices):
     split = PipelineSplit(with_state(), devices[:3], micro_batches=4, recompute="auto")
     assert split.schedule.recomputed_stages == {0, 1}
 
 
-@pytest.mark.filterwarnings("ignore:These layers normalize")
+@pytest.mark.filterwarnings("ignore:Batch normalization uses")
 def test_one_micro_batch_can_be_recomputed(devices):
     keras.utils.set_random_seed(5)
     x, y = data()

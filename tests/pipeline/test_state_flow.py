@@ -206,7 +206,7 @@ def test_frozen_norm_uses_its_statistics_and_keeps_them(devices):
 
 
 def test_a_warning_names_the_layers_normalized_by_micro_batch(devices):
-    with pytest.warns(UserWarning, match=r"normalize each micro-batch .*: batch_normalization"):
+    with pytest.warns(UserWarning, match=r"of each micro-batch .* in batch_norm"):
         PipelineSplit(norm_first(), devices[:2], micro_batches=4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -244,7 +244,7 @@ def test_state_in_two_stages_is_refused(devices):
     split = PipelineSplit(model, devices[:2], micro_batches=2, cuts=["middle"])
     split.compile("sgd", "mse")
     with (
-        pytest.warns(UserWarning, match="moves with every micro-batch"),
+        pytest.warns(UserWarning, match="is updated once per micro-batch"),
         pytest.raises(ValueError, match=r"counts/seen' is assigned in stage 0 and in stage 1"),
     ):
         split.fit(X, Y, verbose=0)

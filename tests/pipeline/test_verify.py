@@ -10,7 +10,7 @@ from keras import layers
 from transparency import AddsLoss
 
 from keras_mgpu import PipelineSplit
-from keras_mgpu.pipeline.verify import SAME_MICRO_BATCHES, WHOLE_BATCH, Difference, VerifyReport
+from keras_mgpu.pipeline.verify import Comparison, Difference, VerifyReport
 
 X = np.random.default_rng(0).normal(size=(10, 6)).astype("float32")
 Y = np.random.default_rng(1).normal(size=(10, 3)).astype("float32")
@@ -26,7 +26,8 @@ def verified(model, devices, y=Y, micro_batches=4, **data):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         split = PipelineSplit(model, devices[:2], micro_batches)
-        split.compile(keras.optimizers.Adam(), "mse", metrics=[["mae"]] * len(model.outputs))
+        metrics = ["mae"] if len(model.outputs) == 1 else [["mae"]] * len(model.outputs)
+        split.compile(keras.optimizers.Adam(), "mse", metrics=metrics)
         return split, split.verify(X, y, **data)
 
 
@@ -36,28 +37,51 @@ def state_of(split):
     return [variable.numpy() for variable in variables]
 
 
+class AddsTwoLosses(layers.Layer):
+    """One loss is a sum over samples, the other a mean."""
+
+    def call(self, inputs):
+        self.add_loss(0.01 * keras.ops.sum(keras.ops.square(inputs)))
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(inputs)))
+        return inputs
+
+
+class Centers(layers.Layer):
+    """Mixes the samples that it is given together."""
+
+    def call(self, inputs):
+        return inputs - keras.ops.mean(inputs, axis=0, keepdims=True)
+
+
+# For each model, whether a step of it depends on how the batch is split.
 MODELS = {
-    "plain": (lambda: sequential(), WHOLE_BATCH),
-    "dropout": (lambda: sequential(layers.Dropout(0.5)), SAME_MICRO_BATCHES),
-    "batch_norm": (lambda: sequential(layers.BatchNormalization()), SAME_MICRO_BATCHES),
-    "add_loss": (lambda: sequential(AddsLoss("sum"), AddsLoss("mean")), WHOLE_BATCH),
+    "plain": (lambda: sequential(), False),
+    "add_loss": (lambda: sequential(AddsLoss("sum"), AddsLoss("mean")), False),
+    "two losses of one layer": (lambda: sequential(AddsTwoLosses()), False),
+    "dropout": (lambda: sequential(layers.Dropout(0.5)), True),
+    "batch_norm": (lambda: sequential(layers.BatchNormalization()), True),
+    "mixes samples": (lambda: sequential(Centers()), True),
+    "keeps state": (lambda: sequential(layers.SpectralNormalization(layers.Dense(8))), True),
     "all": (
         lambda: sequential(
-            layers.BatchNormalization(), layers.Dropout(0.3), AddsLoss("sum"), AddsLoss("mean")
+            layers.BatchNormalization(), layers.Dropout(0.3), AddsTwoLosses(), AddsLoss("mean")
         ),
-        SAME_MICRO_BATCHES,
+        True,
     ),
 }
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_split_and_unsplit_agree(devices, name):
-    make, reference = MODELS[name]
+def test_compares_with_the_whole_batch_and_with_the_same_micro_batches(devices, name):
+    make, depends_on_split = MODELS[name]
     model = make()
     _, report = verified(model, devices)
-    assert report.reference == reference
-    assert report.max_relative < 1e-5
-    assert [row.name for row in report.gradients] == [v.path for v in model.trainable_weights]
+    assert report.same_micro_batches.max_relative < 1e-5
+    assert (report.whole_batch.max_relative > 1e-3) == depends_on_split
+    assert report.max_relative == report.whole_batch.max_relative
+    for comparison in (report.whole_batch, report.same_micro_batches):
+        names = [row.name for row in comparison.gradients]
+        assert names == [v.path for v in model.trainable_weights]
 
 
 def test_several_outputs_and_weights(devices):
@@ -65,7 +89,13 @@ def test_several_outputs_and_weights(devices):
     x = layers.Dense(8, activation="tanh")(inputs)
     model = keras.Model(inputs, [layers.Dense(3)(x), layers.Dense(3)(x)])
     _, report = verified(model, devices, y=[Y, Y], sample_weight=np.arange(10.0))
-    assert report.reference == WHOLE_BATCH
+    assert report.whole_batch.max_relative < 1e-5
+    assert report.same_micro_batches.max_relative < 1e-5
+
+
+def test_one_micro_batch_is_the_whole_batch(devices):
+    _, report = verified(sequential(layers.BatchNormalization()), devices, micro_batches=1)
+    assert report.whole_batch == report.same_micro_batches
     assert report.max_relative < 1e-5
 
 
@@ -79,28 +109,30 @@ def test_nothing_is_changed(devices):
         np.testing.assert_array_equal(value, expected)
 
 
-def test_a_wrong_gradient_is_found(devices):
-    """A layer whose gradient depends on how the batch is cut, which nobody can make exact."""
-
-    class Couples(layers.Layer):
-        def call(self, inputs):
-            return inputs - keras.ops.mean(inputs, axis=0, keepdims=True)
-
-    _, report = verified(sequential(Couples()), devices)
-    assert report.max_relative > 1e-2
-
-
 def test_report_reads_as_a_table(devices):
     _, report = verified(sequential(), devices)
-    lines = str(report).splitlines()
-    assert "whole batch" in lines[0]
-    assert lines[2].startswith("loss")
-    assert any(line.startswith("sequential/dense/kernel") for line in lines)
+    title, columns, _, loss, *gradients = str(report).splitlines()
+    assert title == "Differences from plain Keras"
+    assert columns.index("on the whole batch") < columns.index("on the same micro-batches")
+    assert loss.startswith("loss")
+    assert gradients[0].startswith("sequential/dense/kernel")
+    assert len({len(line) for line in (columns, loss, *gradients)}) == 1
+
+
+def test_the_largest_differences_can_be_picked(devices):
+    _, report = verified(sequential(layers.BatchNormalization()), devices)
+    largest = report.largest(2)
+    relative = [row.relative for row in largest.whole_batch.gradients]
+    assert relative == sorted(row.relative for row in report.whole_batch.gradients)[:-3:-1]
+    names = [row.name for row in largest.whole_batch.gradients]
+    assert [row.name for row in largest.same_micro_batches.gradients] == names
+    assert largest.max_relative == report.max_relative
 
 
 def test_nan_is_not_hidden():
     nan = Difference("a", float("nan"), float("nan"))
-    report = VerifyReport(Difference("loss", 0.0, 0.0), (nan,), WHOLE_BATCH)
+    comparison = Comparison(Difference("loss", 0.0, 0.0), (nan,))
+    report = VerifyReport(comparison, comparison)
     assert np.isnan(report.max_relative)
     assert np.isnan(report.max_absolute)
 

@@ -26,19 +26,19 @@ ROWS = (
         "`MultiWorkerMirroredStrategy`, 2 workers",
         "works after `enable_multi_worker_fit()`; Keras 3.15 alone fails",
         WORKS,
-        "the others end with TensorFlow's error within a minute",
+        "the others fail with TensorFlow's error within a minute",
     ),
     Row(
         "`CentralStorageStrategy`",
-        "works; weights are right, the losses and metrics that Keras reports are not",
+        "works; weights are correct, the losses and metrics that Keras reports are not",
         WORKS,
         NOT_ASKED,
     ),
     Row(
         "`ParameterServerStrategy`",
-        "Keras 3 refuses before it asks a callback; use a custom loop",
+        "not supported by Keras 3; use a custom loop",
         WORKS,
-        "a dead server ends the coordinator with TensorFlow's error within a minute",
+        "if a server dies, the coordinator fails with TensorFlow's error within a minute",
     ),
     Row("`PipelineSplit`", WORKS, WORKS, NOT_ASKED),
 )

@@ -6,30 +6,44 @@ batch.
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 from keras import tree
 
+from keras_mgpu.internals.identity import IdentityMap
 from keras_mgpu.internals.keras_losses import (
     build_losses_and_metrics,
     compiled_loss_of,
     compiled_metrics_of,
     loss_entries,
 )
+from keras_mgpu.internals.keras_masks import Layout, pack, specs_of
+from keras_mgpu.internals.keras_state import AssignmentScope, made_before_tracing
 from keras_mgpu.internals.keras_variables import move_variable
+from keras_mgpu.internals.tf_functions import KEEP_AS_CALL
 from keras_mgpu.model.layer_calls import LayerCall, Value
 from keras_mgpu.model.stages import copy_to
 from keras_mgpu.pipeline import micro_batches
 from keras_mgpu.pipeline.loss import loss_terms, separability
 from keras_mgpu.pipeline.loss.loss_terms import COUPLED, ONE, ROWS, SAMPLES
 from keras_mgpu.pipeline.micro_batches import COUNT, Batch
-from keras_mgpu.pipeline.stage.stage_function import AssignmentScope
-from keras_mgpu.pipeline.stage.value_function import KEEP_AS_CALL, ValueFunction
+from keras_mgpu.pipeline.stage.stage_function import LossCall
+
+
+class LossParts(NamedTuple):
+    """The terms of a loss, taken of a micro-batch or of all of them.
+
+    Args:
+        values: For each term its value, or the micro-batch's part of it.
+        gradients: For each leaf of the outputs the gradient of the total loss, or `None`.
+    """
+
+    values: list[tf.Tensor]
+    gradients: list[tf.Tensor | None]
 
 
 class CompiledLoss:
@@ -54,10 +68,9 @@ class CompiledLoss:
         self.rules: list[str] = []
         self.metrics_can_be_split = True
         self._is_cut = num_micro_batches > 1
-        options: dict[str, Any] = KEEP_AS_CALL if self._is_cut else {}
-        self.take_apart = ValueFunction(self._take_apart, eager, **options)
-        self.take_whole = ValueFunction(self._take_whole, eager)
-        self._added_rules: dict[int, str] = {}
+        self._eager = eager
+        self._parts: dict[Hashable, Any] = {}
+        self._added_rules: IdentityMap[LayerCall, dict[int, str]] = IdentityMap()
         self._found: dict[str, tuple[list[str], bool]] = {}
 
     @property
@@ -72,34 +85,32 @@ class CompiledLoss:
         brings = str(tree.map_structure(lambda leaf: leaf is not None, (y, sample_weight)))
         if brings not in self._found:
             if not self._found:
-                with _before_the_trace():
+                with made_before_tracing():
                     build_losses_and_metrics(self.model, x, y, y_pred, sample_weight)
                     self._place_metrics()
             self.rules = [term.find_rule() for term in self._terms(y, y_pred, sample_weight)]
-            self.metrics_can_be_split = self._probe_metrics(y, y_pred, sample_weight)
-            self._say_what_is_gathered()
+            self.metrics_can_be_split = self._metrics is None or separability.metric_adds_up(
+                self._metrics, (y, y_pred, sample_weight)
+            )
+            self._warn_of_gathering()
             self._found[brings] = self.rules, self.metrics_can_be_split
         self.rules, self.metrics_can_be_split = self._found[brings]
 
-    def added_rule(self, call: LayerCall, read: list[Value], training: bool) -> str:
-        """How a loss that a layer adds itself makes up the whole batch's: as mean or as sum."""
-        key = id(call)
-        if key not in self._added_rules:
-            rules = {SAMPLES: separability.mean_of_parts, ONE: separability.sum_of_parts}
-            modes = (training, False)
-            found = [
-                separability.find_rule(_losses_of(call, mode), (read,), rules) for mode in modes
-            ]
-            rule = next((each for each in found if each is not None), None)
+    def added_rule(self, added: LossCall, training: bool) -> str:
+        """How a loss that a layer adds makes up the whole batch's: as a mean or as a sum."""
+        rules = self._added_rules.setdefault(added.call, {})
+        if added.place not in rules:
+            rules_by_name = {SAMPLES: separability.mean_of_parts, ONE: separability.sum_of_parts}
+            rule = separability.find_added_rule(added, training, rules_by_name)
             if rule is None:
                 warnings.warn(
-                    f"The loss that layer '{call.name}' adds is neither a mean nor a sum over "
-                    "samples. It is taken for each micro-batch and averaged, which can differ "
-                    "from the whole batch's value. Use `micro_batches=1` for the latter.",
+                    f"The loss added by layer '{added.call.name}' is neither a mean nor a sum over "
+                    "samples. It is computed per micro-batch and averaged, which can differ from "
+                    "the value for the whole batch. Use `micro_batches=1` to get the latter.",
                     stacklevel=2,
                 )
-            self._added_rules[key] = rule or SAMPLES
-        return self._added_rules[key]
+            rules[added.place] = rule or SAMPLES
+        return rules[added.place]
 
     def divisors(
         self, batch: Batch, y_pred: Value, forward: Callable[[Value], Value]
@@ -119,16 +130,15 @@ class CompiledLoss:
             samples = tf.cast(batch.sizes.batch, COUNT)
             return [tf.ones((), COUNT) if rule in (ONE, ROWS) else samples for rule in self.rules]
 
-        def count(notes: Any, values: list[Value], num_samples: tf.Tensor) -> list[tf.Tensor]:
-            x, y, sample_weight = values
+        def count(x: Value, y: Value, sample_weight: Value) -> list[tf.Tensor]:
             with AssignmentScope():
                 outputs = forward(x)
             terms = self._terms(y, outputs, sample_weight)
+            num_samples = batch.sizes.batch
             return [term.divisor(rule, num_samples) for term, rule in zip(terms, self.rules)]
 
-        eager = tf.executing_eagerly()
-        values = [batch.x, batch.y, batch.sample_weight]
-        return ValueFunction(count, eager)(values, batch.sizes.batch)[0]
+        counted = count if self._eager else tf.function(count, autograph=False)
+        return list(counted(batch.x, batch.y, batch.sample_weight))
 
     @property
     def entries(self) -> list[tuple[Any, Any]]:
@@ -140,15 +150,51 @@ class CompiledLoss:
             return []
         return loss_terms.resolve(self._loss, y, y_pred, sample_weight)
 
+    def take_apart(
+        self,
+        y: Value,
+        y_pred: Value,
+        sample_weight: Value,
+        *,
+        num_samples: tf.Tensor,
+        scale: tf.Tensor,
+        divisors: Sequence[tf.Tensor],
+    ) -> LossParts:
+        """One micro-batch: its part of each term, gradients of its outputs, and its metrics.
+
+        Args:
+            y: Its targets.
+            y_pred: Its outputs, with their masks.
+            sample_weight: Its weights.
+            num_samples: How many samples it has of its own.
+            scale: What gradients are multiplied by.
+            divisors: What the whole batch's terms are divided by.
+        """
+        flat, layout = pack([y, y_pred, sample_weight])
+        if self._eager:
+            return self._take_apart([y, y_pred, sample_weight], num_samples, scale, *divisors)
+        tensors = [*flat, num_samples, scale, *divisors]
+        specs = specs_of(tensors)
+        key = layout.key(specs)
+        if key not in self._parts:
+            self._parts[key] = self._trace(layout, specs)
+        return LossParts(*self._parts[key](*tensors))
+
+    def _trace(self, layout: Layout, specs: Sequence[tf.TypeSpec]) -> Any:
+        def body(*tensors: tf.Tensor) -> LossParts:
+            values = layout.unpack(tensors[: layout.num_tensors])
+            return self._take_apart(values, *tensors[layout.num_tensors :])
+
+        options = KEEP_AS_CALL if self._is_cut else {}
+        return tf.function(body, autograph=False, **options).get_concrete_function(*specs)
+
     def _take_apart(
         self,
-        notes: dict[str, Any],
-        values: list[Value],
+        values: Sequence[Value],
         num_samples: tf.Tensor,
         scale: tf.Tensor,
         *divisors: tf.Tensor,
-    ) -> Any:
-        """One micro-batch: its part of each term, gradients of its outputs, and its metrics."""
+    ) -> LossParts:
         y, y_pred, sample_weight = values
         is_used = tf.cast(num_samples > 0, COUNT)
         if self._is_cut:
@@ -167,20 +213,22 @@ class CompiledLoss:
                 lambda: self._update_metrics(y, y_pred, sample_weight),
                 lambda: tf.zeros((), tf.bool),
             )
-        return parts, gradients.found
+        return LossParts(parts, gradients.found)
 
-    def _take_whole(self, notes: dict[str, Any], values: list[Value], scale: tf.Tensor) -> Any:
+    def take_whole(
+        self, y: Value, y_pred: Value, sample_weight: Value, scale: tf.Tensor
+    ) -> LossParts:
         """The whole batch at once: each term, and gradients of all outputs."""
-        y, y_pred, sample_weight = values
         with tf.name_scope("loss"), _Gradients(y_pred, scale) as gradients:
             terms = self._terms(y, y_pred, sample_weight)
             parts = [term.value() for term in terms]
             gradients.of(parts, terms)
-        return parts, gradients.found
+        return LossParts(parts, gradients.found)
 
     def update_metrics_with_all(self, y: Value, y_pred: Value, sample_weight: Value) -> None:
-        """For metrics that need the whole batch at once."""
-        self._metrics.update_state(y, y_pred, sample_weight)
+        """For metrics that need the whole batch at once, or have to wait for it."""
+        if self._metrics is not None:
+            self._metrics.update_state(y, y_pred, sample_weight)
 
     def _update_metrics(self, y: Value, y_pred: Value, sample_weight: Value) -> tf.Tensor:
         self._metrics.update_state(y, y_pred, sample_weight)
@@ -192,36 +240,22 @@ class CompiledLoss:
         for variable in [v for metric in metrics for v in metric.variables]:
             move_variable(variable, copy_to(variable, self.device))
 
-    def _probe_metrics(self, y: Value, y_pred: Value, sample_weight: Value) -> bool:
-        metrics = self._metrics
-        if metrics is None:
-            return True
-
-        def state_after(*batches: Any) -> list[Any]:
-            fresh = [(v, tf.zeros(v.shape, v.dtype)) for v in metrics.variables]
-            with keras.StatelessScope(fresh) as scope:
-                metrics.update_state(*batches)
-                return [scope.get_current_value(v) for v in metrics.variables]
-
-        rules = {ONE: separability.sum_of_parts}
-        return separability.find_rule(state_after, (y, y_pred, sample_weight), rules) is not None
-
-    def _say_what_is_gathered(self) -> None:
+    def _warn_of_gathering(self) -> None:
         if self.couples_samples:
             names = [
                 e.loss.name for (e, _), rule in zip(self.entries, self.rules) if rule == COUPLED
             ]
             warnings.warn(
                 f"The loss {', '.join(names)} couples the samples of a batch. To stay exact, the "
-                "outputs of all micro-batches are gathered and the loss is taken once, so all "
-                "forward passes run before the first backward pass (the order of "
-                'schedule="gpipe", and its memory).',
+                "outputs of all micro-batches are gathered and the loss is computed once, so all "
+                "forward passes run before the first backward pass: the order and the memory of "
+                'schedule="gpipe".',
                 stacklevel=2,
             )
         if not self.metrics_can_be_split:
             warnings.warn(
                 "A metric given to `compile` does not add up over micro-batches. To stay exact, "
-                "the outputs of all micro-batches are kept and metrics are updated once a batch.",
+                "the outputs of all micro-batches are kept and metrics are updated once per batch.",
                 stacklevel=2,
             )
 
@@ -262,25 +296,3 @@ def as_loss(value: Any) -> tf.Tensor:
 
 def _is_float(leaf: Any) -> bool:
     return isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating
-
-
-def _losses_of(call: LayerCall, training: bool) -> Callable[[list[Value]], tf.Tensor]:
-    """What a layer adds to the loss, as a function of what it reads."""
-
-    def losses(read: list[Value]) -> tf.Tensor:
-        with AssignmentScope() as scope:
-            call.run(read, training)
-            return tf.add_n([as_loss(tf.reduce_sum(x)) for x in scope.losses])
-
-    return losses
-
-
-@contextlib.contextmanager
-def _before_the_trace() -> Iterator[None]:
-    """For making variables, as if before: whatever makes some is traced twice otherwise."""
-
-    def create(next_creator: Callable[..., Any], **options: Any) -> Any:
-        return next_creator(**options | {"experimental_enable_variable_lifting": False})
-
-    with tf.init_scope(), tf.variable_creator_scope(create):
-        yield

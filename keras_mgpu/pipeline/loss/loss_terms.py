@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras import tree
 
 from keras_mgpu.internals.keras_losses import apply_mask, loss_entries, recorded_losses
-from keras_mgpu.internals.keras_variables import get_mask
+from keras_mgpu.internals.keras_masks import get_mask
 from keras_mgpu.model.layer_calls import Value
 from keras_mgpu.pipeline.loss.separability import (
     find_rule,
@@ -25,7 +25,7 @@ from keras_mgpu.pipeline.loss.separability import (
     sum_of_parts,
 )
 from keras_mgpu.pipeline.micro_batches import COUNT
-from keras_mgpu.pipeline.stage.gradients import add_gradients
+from keras_mgpu.pipeline.stage.gradients import Gradient, add_gradients
 
 # By which a micro-batch counts:
 SAMPLES = "samples"  # a mean: its samples, or under a mask its valid places
@@ -134,14 +134,14 @@ def resolve(compile_loss: Any, y_true: Value, y_pred: Value, sample_weight: Valu
 
 
 def penalty(weights: Sequence[keras.Variable]) -> tf.Tensor:
-    """What weight regularizers add to the loss, once a batch."""
+    """What weight regularizers add to the loss, once per batch."""
     zero = tf.zeros((), keras.backend.floatx())
     return sum([_penalty_of(w) for w in weights if w.regularizer is not None], zero)
 
 
 def add_penalty_gradients(
-    gradients: Sequence[Any], weights: Sequence[keras.Variable], scale: tf.Tensor
-) -> list[Any]:
+    gradients: Sequence[Gradient], weights: Sequence[keras.Variable], scale: tf.Tensor
+) -> list[Gradient]:
     """Adds the gradients of weight regularizers, each on its weight's device."""
     totals = list(gradients)
     for index, weight in enumerate(weights):
@@ -150,8 +150,8 @@ def add_penalty_gradients(
                 with tf.GradientTape() as tape:
                     penalty = _penalty_of(weight)
                     scaled = penalty * tf.cast(scale, penalty.dtype)
-                parts = [gradients[index], tape.gradient(scaled, weight.value)]
-                totals[index] = add_gradients([part for part in parts if part is not None])
+                own = tape.gradient(scaled, weight.value)
+                totals[index] = add_gradients([gradients[index], own])
     return totals
 
 

@@ -1,4 +1,4 @@
-"""Finds out by trying whether something can be taken micro-batch by micro-batch.
+"""Finds out by trying whether something can be computed micro-batch by micro-batch.
 
 A user's loss is a Python function: nobody can tell from outside whether it treats samples one by
 one. So it is tried on a few random samples, whole and in parts, under each rule that could put the
@@ -11,9 +11,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 from keras import tree
+
+from keras_mgpu.internals.keras_state import AssignmentScope
+from keras_mgpu.pipeline.stage.stage_function import LossCall
 
 Rule = Callable[[Sequence[Any], Sequence[Any]], Any]  # (results of parts, parts) -> whole's result
 
@@ -58,6 +62,36 @@ def find_rule(
             trials = [_try(function, values) for values in _draws(specs, shorten)]
             if any(trial is not None for trial in trials):
                 return _matching_rule([trial for trial in trials if trial is not None], rules)
+    return None
+
+
+def metric_adds_up(metric: keras.Metric, specs: tuple[Any, ...]) -> bool:
+    """Whether updating a metric with one part after the other is like updating it with all."""
+
+    def state_after(*batches: Any) -> list[Any]:
+        fresh = [(v, tf.zeros(v.shape, v.dtype)) for v in metric.variables]
+        with keras.StatelessScope(fresh) as scope:
+            metric.update_state(*batches)
+            return [scope.get_current_value(v) for v in metric.variables]
+
+    return find_rule(state_after, specs, {"sum": sum_of_parts}) is not None
+
+
+def find_added_rule(added: LossCall, training: bool, rules: Mapping[str, Rule]) -> str | None:
+    """The rule for a loss that a layer adds, in training mode or else in inference mode."""
+
+    def loss_in(mode: bool) -> Callable[[list[Any]], Any]:
+        def loss(read: list[Any]) -> Any:
+            with AssignmentScope() as scope:
+                added.call.run(read, mode)
+                return tf.reduce_sum(scope.losses[added.place])
+
+        return loss
+
+    for mode in (training, False):  # Random numbers, of dropout say, make trials disagree.
+        rule = find_rule(loss_in(mode), (added.read,), rules)
+        if rule is not None:
+            return rule
     return None
 
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import uuid
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 import keras
 import tensorflow as tf
+
+from keras_mgpu.internals.identity import IdentityMap
+
+# Of a weight: a tensor, `tf.IndexedSlices` where only some rows have one, or nothing.
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 
 
 class GradientSum:
@@ -19,8 +24,8 @@ class GradientSum:
         self._sparse: list[list[tf.IndexedSlices]] = [[] for _ in weights]
         self._dense: list[tf.Tensor | None] = [None for _ in weights]
 
-    def add(self, gradients: Sequence[Any]) -> list[tf.Tensor | None]:
-        """Adds those of a micro-batch; returns the sums so far of all that are not sparse."""
+    def add(self, gradients: Sequence[Gradient]) -> None:
+        """Adds those of a micro-batch."""
         for index, gradient in enumerate(gradients):
             if isinstance(gradient, tf.IndexedSlices):
                 self._sparse[index].append(gradient)
@@ -28,13 +33,9 @@ class GradientSum:
                 # fp8 scales come as gradients to be taken as they are: the newest counts.
                 keep = self._dense[index] is None or self._overwrites[index]
                 self._dense[index] = gradient if keep else self._dense[index] + gradient
-        return self._dense
 
-    def total(self) -> list[Any]:
-        return [
-            add_gradients([*sparse, *([] if dense is None else [dense])])
-            for sparse, dense in zip(self._sparse, self._dense)
-        ]
+    def total(self) -> list[Gradient]:
+        return [add_gradients([*sparse, dense]) for sparse, dense in zip(self._sparse, self._dense)]
 
 
 class GradientVariables:
@@ -47,13 +48,13 @@ class GradientVariables:
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self._sums: dict[int, _Sum] = {}
+        self._sums: IdentityMap[keras.Variable, _Sum] = IdentityMap()
 
     def add(self, weight: keras.Variable, gradient: tf.Tensor) -> tf.Operation:
         """Makes the op that adds a gradient."""
-        if id(weight) not in self._sums:
-            self._sums[id(weight)] = _Sum(weight.shape, gradient.dtype, self._device)
-        handle = self._sums[id(weight)].handle
+        if weight not in self._sums:
+            self._sums[weight] = _Sum(weight.shape, gradient.dtype, self._device)
+        handle = self._sums[weight].handle
         # fp8 scales come as gradients to be taken as they are: the newest counts.
         if getattr(weight, "overwrite_with_gradient", False):
             return tf.raw_ops.AssignVariableOp(resource=handle, value=gradient)
@@ -66,7 +67,7 @@ class GradientVariables:
 
     def read(self, weight: keras.Variable) -> tf.Tensor | None:
         """The sum so far, or `None` if nothing is ever added."""
-        return self._sums[id(weight)].read() if id(weight) in self._sums else None
+        return self._sums[weight].read() if weight in self._sums else None
 
 
 class _Sum:
@@ -94,16 +95,15 @@ def _destroy(handle: tf.Tensor) -> None:
         tf.raw_ops.DestroyResourceOp(resource=handle)
 
 
-def add_gradients(gradients: Sequence[Any]) -> Any:
+def add_gradients(gradients: Sequence[Gradient]) -> Gradient:
     """Sums gradients as TensorFlow's tape does: sparse ones stay sparse if all are."""
-    if not gradients:
-        return None
-    if len(gradients) == 1:
-        return gradients[0]
-    if all(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
+    found = [gradient for gradient in gradients if gradient is not None]
+    if len(found) < 2:
+        return found[0] if found else None
+    if all(isinstance(gradient, tf.IndexedSlices) for gradient in found):
         return tf.IndexedSlices(
-            values=tf.concat([gradient.values for gradient in gradients], axis=0),
-            indices=tf.concat([gradient.indices for gradient in gradients], axis=0),
-            dense_shape=gradients[0].dense_shape,
+            values=tf.concat([gradient.values for gradient in found], axis=0),
+            indices=tf.concat([gradient.indices for gradient in found], axis=0),
+            dense_shape=found[0].dense_shape,
         )
-    return tf.add_n([tf.convert_to_tensor(gradient) for gradient in gradients])
+    return tf.add_n([tf.convert_to_tensor(gradient) for gradient in found])

@@ -1,21 +1,20 @@
-"""Cuts a traced graph with its gradients into functions that run at different times.
+"""Decides which ops of a graph with gradients run when, and what is kept in between.
 
 A pipeline runs a stage's forward pass, its backward pass and, in some schedules, the gradients of
 its weights as three pieces of work with other work in between. TensorFlow's own gradient of a
-function is one piece. So here a stage's whole graph is built once, and each piece is a function
-made of the ops it needs. What one piece hands to another is known, and as little as can be.
+function is one piece. So a stage's whole graph is built once, and each piece takes the ops it
+needs. What one piece hands to another is known, and is as little as possible.
 """
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from keras_mgpu.internals.tf_functions import COLOCATION, NO_INLINE, describe_argument
+from keras_mgpu.internals.tf_functions import COLOCATION
 
 SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 
@@ -36,7 +35,45 @@ class Piece:
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
+class PieceContent:
+    """What a function made of a piece consists of.
+
+    Attributes:
+        outer: Tensors from outside of the graph that it captures, such as handles of variables.
+        inner: What stands for each of them inside.
+        ops: Its ops, in the order of the graph.
+    """
+
+    outer: list[Any]
+    inner: list[tf.Tensor]
+    ops: list[tf.Operation]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TrainingGraph:
+    """A graph that holds a forward pass and its gradients.
+
+    Attributes:
+        inputs: What the forward pass takes, variables left out.
+        outputs: What it returns.
+        cotangents: Placeholders for the gradients of outputs.
+        input_gradients: What the backward pass returns.
+        weight_gradients: What is left for the weights.
+        must_run: Forward ops that matter for what they do, such as assertions.
+        weights: Those of the inputs that every piece is given anyway.
+    """
+
+    inputs: Sequence[tf.Tensor]
+    outputs: Sequence[tf.Tensor]
+    cotangents: Sequence[tf.Tensor]
+    input_gradients: Sequence[tf.Tensor]
+    weight_gradients: Sequence[tf.Tensor]
+    must_run: Sequence[tf.Operation] = ()
+    weights: Sequence[tf.Tensor] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
     """Which tensors pass from piece to piece.
 
     Attributes:
@@ -52,11 +89,52 @@ class Cut:
     for_weights: tuple[tf.Tensor, ...]
 
 
-class CutGraph:
-    """A graph that holds a forward pass and its gradients, for making functions of.
+def find_kept(ops: GraphOps, graph: TrainingGraph) -> Kept:
+    """Decides which op belongs to which piece, and so what must be kept between them."""
+    gradients = [*graph.input_gradients, *graph.weight_gradients]
+    inputs = {tensor.op for tensor in graph.inputs}
+    given = {tensor.op for tensor in graph.cotangents}
+    repeatable = ops.repeatable(graph.weights)
+    forward = ops.ancestors(graph.outputs, graph.must_run) | inputs
+    forward |= _shapes_of_what_is_not_kept(ops, forward, repeatable, gradients)
+    backward = ops.ancestors(graph.input_gradients, stop=forward) | given
+    last = ops.ancestors(graph.weight_gradients, stop=forward | backward)
+    for_backward = ops.read_by(backward, forward - repeatable, graph.input_gradients)
+    for_weights = ops.read_by(last, (forward | backward) - repeatable, graph.weight_gradients)
+    everything = {t.ref(): t for t in (*for_backward, *for_weights)}.values()
+    return Kept(
+        forward=tuple(t for t in everything if t.op in forward - inputs),
+        backward=tuple(t for t in for_weights if t.op in backward - given),
+        for_backward=for_backward,
+        for_weights=for_weights,
+    )
+
+
+def _shapes_of_what_is_not_kept(
+    ops: GraphOps,
+    forward: set[tf.Operation],
+    repeatable: set[tf.Operation],
+    gradients: Sequence[tf.Tensor],
+) -> set[tf.Operation]:
+    """Ops of the backward that take the shape of something that nothing else there reads.
+
+    They run in the forward, so that a shape is kept and not what it is the shape of.
+    """
+    backward = ops.ancestors(gradients, stop=forward)
+    shapes = {op for op in backward if op.type in SHAPES}
+    kept = {t.ref() for t in ops.read_by(backward - shapes, forward - repeatable, gradients)}
+    return {
+        op
+        for op in shapes
+        if all(t.op in forward and t.ref() not in kept for t in ops.inputs_of(op))
+    }
+
+
+class GraphOps:
+    """The ops of a complete graph, those that compute the same taken for one.
 
     Args:
-        graph: The graph, complete.
+        graph: The graph.
     """
 
     def __init__(self, graph: tf.Graph) -> None:
@@ -66,62 +144,25 @@ class CutGraph:
         self._pure = {op for op in self._ops if _is_pure(op)}
         self._twins = self._find_twins()
 
-    def cut(
-        self,
-        inputs: Sequence[tf.Tensor],
-        outputs: Sequence[tf.Tensor],
-        cotangents: Sequence[tf.Tensor],
-        input_gradients: Sequence[tf.Tensor],
-        weight_gradients: Sequence[tf.Tensor],
-        must_run: Sequence[tf.Operation] = (),
-        weights: Sequence[tf.Tensor] = (),
-    ) -> Cut:
-        """Decides which op belongs where.
-
-        Args:
-            inputs: What the forward pass takes, variables left out.
-            outputs: What it returns.
-            cotangents: Placeholders for the gradients of outputs.
-            input_gradients: What the backward pass returns.
-            weight_gradients: What is left for the weights.
-            must_run: Forward ops that matter for what they do, such as assertions.
-            weights: Those of the inputs that every piece is given anyway.
-        """
-        repeatable = self._repeatable(weights)
-        forward = self._ancestors(outputs, must_run) | {tensor.op for tensor in inputs}
-        forward |= self._shapes_of_what_is_not_kept(
-            forward, repeatable, [*input_gradients, *weight_gradients]
-        )
-        given = {tensor.op for tensor in cotangents}
-        backward = self._ancestors(input_gradients, stop=forward) | given
-        last = self._ancestors(weight_gradients, stop=forward | backward)
-        for_backward = self._read(backward, forward - repeatable, input_gradients)
-        for_weights = self._read(last, (forward | backward) - repeatable, weight_gradients)
-        made = forward - {tensor.op for tensor in inputs}
-        everything = {t.ref(): t for t in (*for_backward, *for_weights)}.values()
-        return Cut(
-            forward=tuple(t for t in everything if t.op in made),
-            backward=tuple(t for t in for_weights if t.op in backward - given),
-            for_backward=for_backward,
-            for_weights=for_weights,
-        )
-
-    def needed(self, piece: Piece) -> tuple[list[tuple[Any, tf.Tensor]], list[tf.Operation]]:
-        """The captured tensors, outside and inside the graph, and the ops that a piece needs."""
+    def needed_for(self, piece: Piece) -> PieceContent:
+        """What a function made of a piece consists of."""
         feeds = {tensor.ref() for tensor in piece.feeds}
-        captures = [(outer, inner) for outer, inner in self.graph.captures]
-        inner_ends = {inner.ref() for _, inner in captures} - feeds
-        ops = self._ancestors(piece.fetches, piece.also, until=feeds | inner_ends)
+        inner_ends = {inner.ref() for _, inner in self.graph.captures} - feeds
+        ops = self.ancestors(piece.fetches, piece.also, until=feeds | inner_ends)
         read = {tensor.ref() for op in ops for tensor in self.inputs_of(op)}
         read.update(tensor.ref() for tensor in piece.fetches)
-        used = [pair for pair in captures if pair[1].ref() in inner_ends & read]
-        return used, [op for op in self._ops if op in ops]
+        used = [pair for pair in self.graph.captures if pair[1].ref() in inner_ends & read]
+        return PieceContent(
+            outer=[outer for outer, _ in used],
+            inner=[inner for _, inner in used],
+            ops=[op for op in self._ops if op in ops],
+        )
 
     def inputs_of(self, op: tf.Operation) -> list[tf.Tensor]:
         return [self.one_of(tensor) for tensor in op.inputs]
 
     def one_of(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor that stands for all that are computed alike."""
+        """The tensor that stands for all that are computed in the same way."""
         twin = self._twins.get(tensor.op)
         return tensor if twin is None else twin.outputs[tensor.value_index]
 
@@ -142,14 +183,14 @@ class CutGraph:
                     self._twins[op] = same
         return self._twins
 
-    def _ancestors(
+    def ancestors(
         self,
         tensors: Iterable[tf.Tensor],
         ops: Iterable[tf.Operation] = (),
         until: Collection[Any] = (),
         stop: Collection[tf.Operation] = (),
     ) -> set[tf.Operation]:
-        """All ops that these need, without those behind `until` tensors and `stop` ops."""
+        """All ops that these need, not going past `until` tensors and `stop` ops."""
         found: set[tf.Operation] = set()
         wanted = map(self.one_of, tensors)
         waiting = [tensor.op for tensor in wanted if tensor.ref() not in until]
@@ -163,11 +204,11 @@ class CutGraph:
             waiting += op.control_inputs
         return found
 
-    def _repeatable(self, weights: Sequence[tf.Tensor]) -> set[tf.Operation]:
+    def repeatable(self, weights: Sequence[tf.Tensor]) -> set[tf.Operation]:
         """Ops that give the same result anywhere in a step: of constants and of weights.
 
         They run in every piece that needs them, instead of being kept for each micro-batch: a
-        weight cast to another precision would be there once for each of them.
+        weight cast to another precision would exist once for each of them.
         """
         found = {inner.op for _, inner in self.graph.captures} | {each.op for each in weights}
         for op in self._ops:
@@ -175,26 +216,7 @@ class CutGraph:
                 found.add(op)
         return found
 
-    def _shapes_of_what_is_not_kept(
-        self,
-        forward: set[tf.Operation],
-        repeatable: set[tf.Operation],
-        gradients: Sequence[tf.Tensor],
-    ) -> set[tf.Operation]:
-        """Ops of the backward that take the shape of something that nothing else there reads.
-
-        They run in the forward, so that a shape is kept and not what it is the shape of.
-        """
-        backward = self._ancestors(gradients, stop=forward)
-        shapes = {op for op in backward if op.type in SHAPES}
-        kept = {t.ref() for t in self._read(backward - shapes, forward - repeatable, gradients)}
-        return {
-            op
-            for op in shapes
-            if all(t.op in forward and t.ref() not in kept for t in self.inputs_of(op))
-        }
-
-    def _read(
+    def read_by(
         self,
         ops: set[tf.Operation],
         made: set[tf.Operation],
@@ -205,106 +227,6 @@ class CutGraph:
         read = [tensor for op in ordered for tensor in self.inputs_of(op)]
         read += map(self.one_of, fetches)
         return tuple({t.ref(): t for t in read if t.op in made}.values())
-
-
-class PieceFunction:
-    """A piece of a graph as a function that steps can call.
-
-    It is written down as TensorFlow's own function definition, out of the nodes that are there
-    already. To trace it anew would take longer than all the rest of getting ready.
-
-    Args:
-        graph: The graph.
-        piece: What to take and to return.
-        name: What it is called.
-        stays_a_call: Whether it must not be copied into the step. TensorFlow would copy it for
-            every call, and optimize each copy: with many micro-batches that is most of the time
-            to the first step, and hundreds of megabytes.
-        config: TensorFlow's options for the call, serialized.
-    """
-
-    def __init__(
-        self, graph: CutGraph, piece: Piece, name: str, stays_a_call: bool, config: bytes
-    ) -> None:
-        captured, ops = graph.needed(piece)
-        self._captured = [outer for outer, _ in captured]
-        self._fetches = piece.fetches
-        self._config = config
-        functions = tf.compat.v1.GraphDef()
-        definition = functions.library.function.add()
-        _define(definition, graph, piece, [inner for _, inner in captured], ops)
-        definition.attr[NO_INLINE].b = stays_a_call
-        definition.signature.name = self._name = f"{name}_{uuid.uuid4().hex}"
-        with tf.init_scope():  # Where every graph finds it.
-            tf.graph_util.import_graph_def(functions, name="")
-
-    def __call__(self, tensors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Operation]:
-        """Calls it in the graph that is being built; returns what it returns, and the op."""
-        here = tf.compat.v1.get_default_graph()
-        result = tf.raw_ops.StatefulPartitionedCall(
-            args=[*tensors, *(here.capture(outer) for outer in self._captured)],
-            Tout=[tensor.dtype for tensor in self._fetches],
-            f=self._name,
-            config_proto=self._config,
-        )
-        if isinstance(result, tf.Operation):
-            return [], result
-        for tensor, fetched in zip(result, self._fetches):
-            tensor.set_shape(fetched.shape)
-        return list(result), result[0].op
-
-
-def _define(
-    definition: Any,
-    graph: CutGraph,
-    piece: Piece,
-    captured: Sequence[tf.Tensor],
-    ops: Sequence[tf.Operation],
-) -> None:
-    """Writes down a function: nodes as in the graph, but with other names for its edges."""
-    arguments, inside = [*piece.feeds, *captured], set(ops)
-    names = {tensor.ref(): f"argument_{index}" for index, tensor in enumerate(arguments)}
-    signature = definition.signature
-    signature.is_stateful = True
-    for index, tensor in enumerate(arguments):
-        dtype = tensor.dtype.as_datatype_enum
-        signature.input_arg.add(name=names[tensor.ref()], type=dtype)
-        describe_argument(definition.arg_attr[index].attr, tensor)
-    for op in ops:
-        node = definition.node_def.add()
-        node.CopyFrom(graph.node_of(op))
-        node.attr.pop(COLOCATION, None)  # May name ops that are elsewhere now.
-        del node.input[:]
-        read = graph.inputs_of(op)
-        node.input.extend(names.get(tensor.ref()) or _edge_name(tensor) for tensor in read)
-        node.input.extend(f"^{each.name}" for each in op.control_inputs if each in inside)
-        # Also what only reads a variable: whoever assigns to it must wait for that.
-        if op.op_def.is_stateful:
-            definition.control_ret[op.name] = op.name
-            signature.control_output.append(op.name)
-    for index, fetched in enumerate(piece.fetches):
-        tensor, name = graph.one_of(fetched), f"result_{index}"
-        signature.output_arg.add(name=name, type=tensor.dtype.as_datatype_enum)
-        definition.ret[name] = names.get(tensor.ref()) or _edge_name(tensor)
-
-
-def _edge_name(tensor: tf.Tensor) -> str:
-    """A tensor's name inside a function: by its op, the op's output and the place in that."""
-    place = tensor.value_index
-    for output in tensor.op.op_def.output_arg:
-        size = _num_tensors(tensor.op, output)
-        if place < size:
-            return f"{tensor.op.name}:{output.name}:{place}"
-        place -= size
-    raise ValueError(f"No output of its op holds the tensor. Received: tensor={tensor}")
-
-
-def _num_tensors(op: tf.Operation, output: Any) -> int:
-    if output.number_attr:
-        return int(op.get_attr(output.number_attr))
-    if output.type_list_attr:
-        return len(op.get_attr(output.type_list_attr))
-    return 1
 
 
 def _is_pure(op: tf.Operation) -> bool:

@@ -1,4 +1,4 @@
-"""Says in which stage something went wrong, and what would help.
+"""Names the stage in which something went wrong, and what would help.
 
 A pipeline runs a model's layers out of sight of the line of code that called `fit`. So whatever
 is raised there is raised again with the stage, its layers and its device in front.
@@ -7,22 +7,23 @@ is raised there is raised again with the stage, its layers and its device in fro
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import tensorflow as tf
 
+from keras_mgpu.blueprint.schedule import stage_in
+from keras_mgpu.model.stages import Stage
+
 OUT_OF_MEMORY_ADVICE = (
-    "Things that lower its memory: a smaller batch; more `micro_batches` with "
+    "To reduce its memory, use a smaller batch; more `micro_batches` with "
     'schedule="1f1b"; recompute="auto"; one more device, so that stages get smaller; or `cuts` '
     "that give this stage fewer layers."
 )
 
 
 @contextlib.contextmanager
-def in_stage(stage: Any) -> Iterator[None]:
-    """Whatever Python raises while a stage is called or traced names the stage."""
+def in_stage(stage: Stage) -> Iterator[None]:
+    """Errors raised by Python while a stage is called or traced name the stage."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -32,17 +33,17 @@ def in_stage(stage: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def in_step(stages: Sequence[Any]) -> Iterator[None]:
-    """Whatever TensorFlow raises while a traced step runs names the stage it came from."""
+def in_step(stages: Sequence[Stage]) -> Iterator[None]:
+    """Errors raised by TensorFlow while a traced step runs name the stage they came from."""
     try:
         yield
     except tf.errors.OutOfRangeError:
         raise  # The data has ended; Keras waits for this.
     except tf.errors.OpError as error:
-        named = re.search(r"\bstage_(\d+)/", f"{error.message}")
-        if named is None or int(named.group(1)) >= len(stages):
+        stage = stage_in(f"{error.message}")
+        if stage is None or stage >= len(stages):
             raise
-        raise explained(error, str(stages[int(named.group(1))])) from error
+        raise explained(error, str(stages[stage])) from error
 
 
 def explained(error: tf.errors.OpError, stage: str) -> tf.errors.OpError:

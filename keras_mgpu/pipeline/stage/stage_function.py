@@ -1,29 +1,69 @@
 """One stage as a pure function: tensors in, tensors out.
 
-Keras layers assign to variables while they run: statistics, seeds, metrics. Called once for each
-micro-batch, in an order a schedule chooses, that would give other numbers than one call with the
-whole batch. Here every assignment is caught and handed out as a value, and whoever runs the
+Keras layers assign to variables while they run: statistics, seeds, metrics. Called once per
+micro-batch, in an order that a schedule chooses, that would give other numbers than one call with
+the whole batch. Here every assignment is caught and returned as a value, and whoever runs the
 micro-batches decides what becomes of it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import keras
 import tensorflow as tf
+from keras import tree
 
-from keras_mgpu.internals.keras_variables import get_mask
+from keras_mgpu.blueprint.schedule import stage_scope
+from keras_mgpu.internals.identity import IdentityMap, IdentitySet
+from keras_mgpu.internals.keras_masks import Layout, get_mask, pack, specs_of
+from keras_mgpu.internals.keras_state import AssignmentScope
+from keras_mgpu.internals.tf_functions import KEEP_AS_CALL
 from keras_mgpu.model.layer_calls import LayerCall, Value
 from keras_mgpu.model.stages import Stage
 from keras_mgpu.pipeline.micro_batches import COUNT
 from keras_mgpu.pipeline.stage import stage_errors
-from keras_mgpu.pipeline.stage.value_function import Trace, ValueFunction, pack
 from keras_mgpu.pipeline.stage.xla import StageCompiler
+
+
+class StateReader(Protocol):
+    """Knows the value of every variable that layers assign, as one micro-batch should see it."""
+
+    def read(self, variable: keras.Variable) -> tf.Tensor:
+        """The value this micro-batch starts from."""
+
+
+@dataclass(frozen=True, eq=False)
+class StageInputs:
+    """What a run of a stage starts from.
+
+    Attributes:
+        values: The values of `stage.inputs`.
+        handed_in: The values of the weights that are read once per step.
+        state: Gives the value of each state variable.
+    """
+
+    values: list[Value]
+    handed_in: list[tf.Tensor]
+    state: StateReader
+
+
+@dataclass(frozen=True, eq=False)
+class LossCall:
+    """The call of a layer that added a loss.
+
+    Attributes:
+        call: The call.
+        read: The values it was given, or symbolic ones of their form.
+        place: Which of the losses that the call added this one is, from 0.
+    """
+
+    call: LayerCall
+    read: list[Value]
+    place: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,16 +73,79 @@ class StageOutputs:
     Attributes:
         values: The stage's output values, in the order of `stage.outputs`.
         losses: What its layers gave to `add_loss`, activity regularizers among them.
-        loss_calls: For each loss, the call that added it and the values that call read.
+        loss_calls: For each loss, the call that added it.
         state: Each variable its layers assigned, and the new value.
-        valid: For each batch normalization that saw a mask, by `id`, the number of valid places.
+        valid: For each batch normalization that saw a mask, the number of valid places.
     """
 
     values: list[Value]
     losses: list[tf.Tensor]
-    loss_calls: list[tuple[LayerCall, list[Value]]]
-    state: list[tuple[keras.Variable, tf.Tensor]]
-    valid: dict[int, tf.Tensor]
+    loss_calls: list[LossCall]
+    state: IdentityMap[keras.Variable, tf.Tensor]
+    valid: IdentityMap[keras.Layer, tf.Tensor]
+
+    @property
+    def tensors(self) -> list[tf.Tensor]:
+        """All tensors among values and losses."""
+        leaves = [*tree.flatten(self.values), *self.losses]
+        return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+
+
+@dataclass(frozen=True, eq=False)
+class StageNotes:
+    """What only running the layers can tell; the same for all runs of one trace.
+
+    Attributes:
+        layout: How the output values lie flat.
+        loss_calls: The calls that added losses.
+        assigned: The variables that layers assigned.
+        masked_norms: The batch normalizations that saw a mask.
+    """
+
+    layout: Layout
+    loss_calls: list[LossCall]
+    assigned: list[keras.Variable]
+    masked_norms: list[keras.Layer]
+
+
+class StageTensors(NamedTuple):
+    """What a run returns, as `tf.function` can return it."""
+
+    outputs: list[tf.Tensor]
+    losses: list[tf.Tensor]
+    state: list[tf.Tensor]
+    valid: list[tf.Tensor]
+
+    def named(self, notes: StageNotes) -> StageOutputs:
+        """The same by names, with what the trace noted."""
+        return StageOutputs(
+            values=notes.layout.unpack(self.outputs),
+            losses=list(self.losses),
+            loss_calls=notes.loss_calls,
+            state=IdentityMap(zip(notes.assigned, self.state)),
+            valid=IdentityMap(zip(notes.masked_norms, self.valid)),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class StageTrace:
+    """A stage traced for inputs of one form.
+
+    Attributes:
+        function: The concrete function, over flat tensors: values, weights handed in, state.
+        notes: What was noted while it was traced.
+        layout: How the input values lie flat.
+        handed_in: The weights whose values follow the inputs.
+    """
+
+    function: Any
+    notes: StageNotes
+    layout: Layout
+    handed_in: list[keras.Variable]
+
+    def call(self, tensors: Sequence[Any]) -> StageOutputs:
+        """Runs all of it at once."""
+        return StageTensors(*self.function(*tensors)).named(self.notes)
 
 
 class StageFunction:
@@ -52,177 +155,153 @@ class StageFunction:
         stage: The stage to run.
         training: Whether its layers run in training mode.
         eager: Run the layers' Python anew each time, as `run_eagerly` asks for.
-        foreign: Weights of other stages, by `id`, which its layers must not read unseen.
-        compiler: Has it compiled, if that works.
-        options: For `tf.function`.
+        foreign: Weights of all stages, which its layers must not read unless they own them.
+        compiler: Has inference compiled, where that works. Training compiles what a trace is cut
+            into instead.
+        stays_a_call: Whether the function must not be copied into the step.
     """
 
     def __init__(
         self,
         stage: Stage,
+        *,
         training: bool,
         eager: bool = False,
-        foreign: Mapping[int, keras.Variable] = MappingProxyType({}),
+        foreign: Sequence[keras.Variable] = (),
         compiler: StageCompiler | None = None,
-        **options: Any,
+        stays_a_call: bool = False,
     ) -> None:
         self.stage = stage
-        self.training = training
-        self.state = stage.state
         self.compiler = compiler
+        self._training = training
+        self._eager = eager
         self._foreign = foreign
-        self._function = ValueFunction(self._run, eager, compiler, **options)
+        self._stays_a_call = stays_a_call
+        self._tables = stage.tables if compiler is None else []
+        self._state = IdentitySet(stage.state)
+        self._traces: dict[Hashable, StageTrace] = {}
 
     @property
     def handed_in(self) -> list[keras.Variable]:
-        """Weights that are handed in as tensors, so that they are read once a step.
+        """Weights that are handed in as tensors, so that they are read once per step.
 
         Those that live with another stage; and tables, which TensorFlow copies whenever they are
         read if an optimizer writes to single rows of them. XLA reads variables in its own way.
         """
-        state = {id(variable) for variable in self.state}
-        weights = [*self.stage.borrowed, *(self.stage.tables if self.compiler is None else ())]
-        return [variable for variable in weights if id(variable) not in state]
+        return [v for v in (*self.stage.borrowed, *self._tables) if v not in self._state]
 
-    def __call__(
-        self,
-        inputs: Sequence[Value],
-        handed_in: Sequence[tf.Tensor],
-        read_state: Callable[[keras.Variable], tf.Tensor],
-    ) -> StageOutputs:
-        """Runs the stage on one micro-batch.
-
-        Args:
-            inputs: The values of `stage.inputs`.
-            handed_in: The values of `self.handed_in`.
-            read_state: Gives the value a state variable has for this micro-batch.
-        """
-
-        def call() -> tuple[Any, dict[str, Any]]:
-            return self._function(inputs, *handed_in, *map(read_state, self.state))
-
-        result, notes = self._until_state_is_known(call, lambda called: called[1])
-        return named_outputs(result, notes)
-
-    def trace(
-        self,
-        inputs: Sequence[Value],
-        handed_in: Sequence[tf.Tensor],
-        read_state: Callable[[keras.Variable], tf.Tensor],
-    ) -> tuple[Trace, list[tf.Tensor]]:
-        """The trace that serves such a micro-batch, and the tensors to call it with."""
-
-        def trace() -> tuple[Trace, list[tf.Tensor]]:
-            return self._function.trace(inputs, *handed_in, *map(read_state, self.state))
-
-        return self._until_state_is_known(trace, lambda traced: traced[0].notes)
-
-    def _until_state_is_known(self, call: Callable[[], Any], notes: Callable[[Any], Any]) -> Any:
+    def __call__(self, inputs: StageInputs) -> StageOutputs:
+        """Runs the stage on one micro-batch."""
+        if not self._eager:
+            trace, tensors = self.trace(inputs)
+            return trace.call(tensors)
         with stage_errors.in_stage(self.stage):
             while True:
-                result = call()
-                if not self._found_state(notes(result)["assigned"]):
-                    return result
+                result, notes = self._run(inputs.values, self._further(inputs))
+                if not self._finds_state(notes):
+                    return result.named(notes)
 
-    def _found_state(self, assigned: Sequence[keras.Variable]) -> bool:
+    def trace(self, inputs: StageInputs) -> tuple[StageTrace, list[Any]]:
+        """The trace that serves such inputs, and the tensors to call it with."""
+        with stage_errors.in_stage(self.stage):
+            while True:
+                flat, layout = pack(inputs.values)
+                tensors = [*flat, *self._further(inputs)]
+                trace = self._trace_for(layout, tensors)
+                if not self._finds_state(trace.notes):
+                    return trace, tensors
+
+    def _further(self, inputs: StageInputs) -> list[tf.Tensor]:
+        return [*inputs.handed_in, *map(inputs.state.read, self._state)]
+
+    def _finds_state(self, notes: StageNotes) -> bool:
         """Whether the layers assigned a variable that none of them owns, such as the global seed.
 
         From now on it is handed in like the others, which takes another trace.
         """
-        known = {id(variable) for variable in self.state}
-        found = [v for v in assigned if id(v) not in known and not v.trainable]
+        found = [v for v in notes.assigned if v not in self._state and not v.trainable]
         if found:
-            self.state = self.state + found
-            self._function.forget()
+            self._state.update(found)
+            self._traces.clear()
         return bool(found)
 
-    def _run(self, notes: dict[str, Any], inputs: list[Value], *tensors: tf.Tensor) -> Any:
-        """Runs the layers; what only running them can tell is put in `notes`."""
+    def _trace_for(self, layout: Layout, tensors: Sequence[Any]) -> StageTrace:
+        specs = specs_of(tensors)
+        key = layout.key(specs)
+        if key not in self._traces:
+            self._traces[key] = self._trace(layout, specs)
+        return self._traces[key]
+
+    def _trace(self, layout: Layout, specs: Sequence[tf.TypeSpec]) -> StageTrace:
+        noted: list[StageNotes] = []
+
+        def body(*tensors: tf.Tensor) -> StageTensors:
+            values = layout.unpack(tensors[: layout.num_tensors])
+            result, notes = self._run(values, tensors[layout.num_tensors :])
+            noted.append(notes)
+            return result
+
+        def make(jit_compile: bool) -> Any:
+            # `autograph` would rewrite the users' layers, which Keras traces as they are.
+            options = KEEP_AS_CALL if self._stays_a_call else {}
+            return tf.function(
+                body, autograph=False, jit_compile=jit_compile or None, **options
+            ).get_concrete_function(*specs)
+
+        compiler = None if self._training else self.compiler
+        function = make(False) if compiler is None else compiler.compiled_or_not(make)
+        return StageTrace(function, noted[-1], layout, self.handed_in)
+
+    def _run(
+        self, inputs: Sequence[Value], further: Sequence[tf.Tensor]
+    ) -> tuple[StageTensors, StageNotes]:
+        """Runs the layers."""
         values = dict(zip(self.stage.inputs, inputs))
-        scope = AssignmentScope(zip([*self.handed_in, *self.state], tensors))
-        losses: dict[int, tf.Tensor] = {}
-        valid: list[tf.Tensor] = []
-        notes.update(loss_calls=[], masked_norms=[])
-        with tf.device(self.stage.device), tf.name_scope(f"stage_{self.stage.index}"), scope:
+        scope = AssignmentScope(zip([*self.handed_in, *self._state], further))
+        losses: IdentityMap[tf.Tensor, tf.Tensor] = IdentityMap()
+        loss_calls: list[LossCall] = []
+        valid: IdentityMap[keras.Layer, tf.Tensor] = IdentityMap()
+        with tf.device(self.stage.device), tf.name_scope(stage_scope(self.stage.index)), scope:
             for call in self.stage.calls:
                 read = [values[number] for number in call.inputs]
                 with _scopes_around(call):
-                    values.update(zip(call.outputs, call.run(read, self.training)))
-                added = [loss for loss in scope.losses if id(loss) not in losses]
-                losses.update((id(loss), tf.reduce_sum(loss)) for loss in added)
-                notes["loss_calls"] += [(call, read)] * len(added)
+                    values.update(zip(call.outputs, call.run(read, self._training)))
+                added = [loss for loss in scope.losses if loss not in losses]
+                losses.update((loss, tf.reduce_sum(loss)) for loss in added)
+                loss_calls += [LossCall(call, read, place) for place in range(len(added))]
                 mask = self._mask_of_norm(call, read)
                 if mask is not None:
-                    notes["masked_norms"].append(id(call.layer))
-                    valid.append(tf.reduce_sum(tf.cast(mask, COUNT)))
-            outputs, notes["layout"] = pack([values[number] for number in self.stage.outputs])
-            # Each output a tensor of its own, even where a layer returned one twice: gradients
-            # are told apart by the tensor.
-            outputs = [
-                tf.nest.map_structure(tf.identity, x, expand_composites=True) for x in outputs
-            ]
+                    valid[call.layer] = tf.reduce_sum(tf.cast(mask, COUNT))
+            outputs, layout = pack([values[number] for number in self.stage.outputs])
+            outputs = [_renamed(tensor) for tensor in outputs]
         self._check_reads(scope)
-        notes["assigned"] = scope.variables
-        return outputs, list(losses.values()), scope.values, valid
+        assigned = [tf.convert_to_tensor(value) for value in scope.assigned.values()]
+        notes = StageNotes(layout, loss_calls, list(scope.assigned), list(valid))
+        return StageTensors(outputs, [*losses.values()], assigned, [*valid.values()]), notes
 
     def _check_reads(self, scope: AssignmentScope) -> None:
-        """Refuses a weight that is read behind its layer's back: its gradient would be lost."""
-        known = {id(variable) for variable in (*self.stage.variables, *self.stage.borrowed)}
-        hidden = [v for key, v in self._foreign.items() if key in scope.read and key not in known]
-        if hidden and self.training:
+        """Refuses a weight that is read without owning its layer: its gradient would be lost."""
+        known = IdentitySet((*self.stage.variables, *self.stage.borrowed))
+        hidden = [v for v in self._foreign if v in scope.read and v not in known]
+        if hidden and self._training:
             raise ValueError(
                 f"A layer or op reads the weight '{hidden[0].path}' of a layer in another stage "
-                "without owning that layer, so its gradient cannot be followed. Give the layer "
-                "that reads it the other as an attribute (`self.tied = other_layer`), or choose "
-                "`cuts` that leave both in one stage."
+                "without owning that layer, so its gradient would be lost. Make the other layer "
+                "an attribute of the one that reads it (`self.tied = other_layer`), or choose "
+                "`cuts` that keep both in one stage."
             )
 
     def _mask_of_norm(self, call: LayerCall, read: Sequence[Value]) -> Any:
         is_norm = isinstance(call.layer, keras.layers.BatchNormalization)
-        return get_mask(read[0]) if is_norm and self.training else None
+        return get_mask(read[0]) if is_norm and self._training else None
 
 
-def named_outputs(result: Any, notes: Mapping[str, Any]) -> StageOutputs:
-    """What a run of a stage returned, by its names."""
-    outputs, losses, state, valid = result
-    return StageOutputs(
-        values=notes["layout"].unpack(outputs),
-        losses=list(losses),
-        loss_calls=notes["loss_calls"],
-        state=list(zip(notes["assigned"], state)),
-        valid=dict(zip(notes["masked_norms"], valid)),
-    )
+def _renamed(tensor: Any) -> Any:
+    """A tensor of its own, even where a layer returned one twice.
 
-
-class AssignmentScope(keras.StatelessScope):
-    """Catches what layers assign, and remembers which variables they assigned."""
-
-    def __init__(self, state_mapping: Iterable[tuple[keras.Variable, tf.Tensor]] = ()) -> None:
-        super().__init__(list(state_mapping), collect_losses=True)
-        self._assigned: dict[int, tuple[keras.Variable, Any]] = {}
-        self.read: set[int] = set()
-
-    @property
-    def variables(self) -> list[keras.Variable]:
-        return [variable for variable, _ in self._assigned.values()]
-
-    @property
-    def values(self) -> list[tf.Tensor]:
-        return [tf.convert_to_tensor(value) for _, value in self._assigned.values()]
-
-    def get_current_value(self, variable: keras.Variable) -> Any:
-        self.read.add(id(variable))
-        return super().get_current_value(variable)
-
-    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        variable, value = update
-        self._assigned[id(variable)] = variable, value
-        if variable.trainable:
-            # A weight that is read behind an assignment has its gradient at the read: it must
-            # not flow back through what was assigned.
-            read = tf.convert_to_tensor(variable.value)
-            value = tf.stop_gradient(value) + (read - tf.stop_gradient(read))
-        super().add_update((variable, value))
+    Gradients are told apart by the tensor.
+    """
+    return tf.nest.map_structure(tf.identity, tensor, expand_composites=True)
 
 
 @contextlib.contextmanager

@@ -3,31 +3,33 @@
 A stage is traced once, its gradients are built once, and the graph is cut into the pieces that a
 schedule runs one by one. So the time to the first step hardly depends on the number of
 micro-batches, and what a micro-batch keeps between two pieces is known exactly.
+
+    trace ─► differentiate ─► sum_in_place ─► cut_into_pieces ─► define or compile each piece
 """
 
 from __future__ import annotations
 
 import contextlib
-import statistics
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras import tree
 
+from keras_mgpu.blueprint.schedule import KIND_WORDS, stage_scope
+from keras_mgpu.internals.identity import IdentityMap
 from keras_mgpu.model.layer_calls import Value
-from keras_mgpu.pipeline.stage.gradients import GradientVariables
-from keras_mgpu.pipeline.stage.graph_cut import CutGraph, Piece
-from keras_mgpu.pipeline.stage.stage_function import StageFunction, StageOutputs, named_outputs
-from keras_mgpu.pipeline.stage.value_function import Trace
+from keras_mgpu.model.stages import Stage
+from keras_mgpu.pipeline.stage.gradients import Gradient, GradientVariables
+from keras_mgpu.pipeline.stage.graph_cut import GraphOps, Kept, Piece, TrainingGraph, find_kept
+from keras_mgpu.pipeline.stage.piece_function import PieceCall
+from keras_mgpu.pipeline.stage.stage_function import StageOutputs, StageTensors, StageTrace
 
 # A leaf of a value that flows between stages: the value's number, and the leaf's place in it.
 Leaf = tuple[int, int]
-# What a micro-batch keeps: for tensors of the traced graph, the tensors that stand for them.
-Kept = dict[Any, tf.Tensor]
+# Makes a function of a piece, given the graph and the name that the function should have.
+MakePiece = Callable[[GraphOps, Piece, str], PieceCall]
 
 
 def float_leaves(numbers: Sequence[int], values: Sequence[Value]) -> dict[Leaf, tf.Tensor]:
@@ -40,213 +42,64 @@ def float_leaves(numbers: Sequence[int], values: Sequence[Value]) -> dict[Leaf, 
     }
 
 
-class StageProgram:
-    """The functions of a traced stage.
+@dataclass(frozen=True, eq=False)
+class StageGraph:
+    """The graph of a traced stage, and what stands where in it.
 
-    Args:
-        function: The stage.
-        trace: Its trace for micro-batches of some layout.
+    Attributes:
+        stage: The stage.
+        trace: Its trace.
         weights: The weights to find gradients for.
-        made: Numbers of the values that stages make, and so can have gradients.
-        cotangents: Which of its outputs will be given gradients.
-        sums: Where to sum the gradients of the weights, or `None` to return them.
+        targets: The losses and outputs that are given gradients.
+        given: A placeholder for the gradient of each target.
+        of_inputs: Gradients of the inputs that other stages made.
+        of_weights: The gradient of each weight; `None` where there is none, or it is summed.
+        summing: Ops that add gradients of weights to their sums.
     """
 
-    def __init__(
-        self,
-        function: StageFunction,
-        trace: Trace,
-        weights: Sequence[keras.Variable],
-        made: Collection[int],
-        cotangents: Collection[Leaf],
-        sums: GradientVariables | None,
-    ) -> None:
-        self.cotangents = frozenset(cotangents)
-        self._trace = trace
-        self._graph = trace.function.graph
-        self._stage = function.stage
-        self._weights = weights
-        num_arguments = len(self._graph.inputs) - len(self._graph.captures)
-        self._arguments = tuple(self._graph.inputs[:num_arguments])
-        self._must_run = tuple(self._graph.control_outputs)
-        _, further = self._argument_values()
-        self._handed_in = dict(zip(map(id, function.handed_in), further))
-        self._owners = {t.ref(): v for v, t in zip(function.handed_in, further)}
-        self._differentiate(made)
-        self._summing = self._sum_up(sums)
-        self._cut_graph = CutGraph(self._graph)
-        self._cut = self._cut_graph.cut(
-            self._arguments,
-            self._graph.outputs,
-            self._given,
-            list(self._of_inputs.values()),
-            [*_components(self._of_weights), *(op.inputs[1] for op in self._summing)],
-            self._must_run,
-            list(self._handed_in.values()),
-        )
+    stage: Stage
+    trace: StageTrace
+    weights: Sequence[keras.Variable]
+    targets: Sequence[tf.Tensor] = ()
+    given: tuple[tf.Tensor, ...] = ()
+    of_inputs: Mapping[Leaf, tf.Tensor] = field(default_factory=dict)
+    of_weights: Sequence[Gradient] = ()
+    summing: tuple[tf.Operation, ...] = ()
 
     @property
-    def inputs_with_gradients(self) -> list[Leaf]:
-        return list(self._of_inputs)
+    def graph(self) -> tf.Graph:
+        return self.trace.function.graph
 
-    def make(
-        self, kinds: Collection[str], make_piece: Callable[[CutGraph, Piece, str], Any]
-    ) -> None:
-        """Makes the functions for ops of these kinds.
+    @property
+    def outputs(self) -> tuple[tf.Tensor, ...]:
+        return tuple(self.graph.outputs)
 
-        Args:
-            kinds: The kinds of ops that a schedule has for this stage.
-            make_piece: Makes a function of a piece of the graph.
-        """
-        pieces = self._forward_pieces(kinds) | self._backward_pieces(kinds)
-        self._feeds = {name: piece.feeds for name, piece in pieces.items()}
-        self._functions = {
-            name: make_piece(self._cut_graph, piece, f"stage_{self._stage.index}_{name}")
-            for name, piece in pieces.items()
-        }
+    @property
+    def arguments(self) -> tuple[tf.Tensor, ...]:
+        """What the stage takes, variables left out."""
+        return tuple(self.graph.inputs[: len(self.graph.inputs) - len(self.graph.captures)])
 
-    def rehearse(self, kinds: Collection[str], value: Callable[[tf.Tensor], tf.Tensor]) -> None:
-        """Runs every function once.
+    @property
+    def handed_in(self) -> IdentityMap[keras.Variable, tf.Tensor]:
+        """For each weight that is handed in, the argument that stands for it."""
+        return IdentityMap(zip(self.trace.handed_in, self._structured_arguments()[1]))
 
-        Args:
-            kinds: The kinds of ops they were made for.
-            value: Gives a value of a tensor's form.
-        """
-        arguments = [self._given_or(value, tensor) for tensor in self._arguments]
-        outputs, kept, _ = self._forward_flat(arguments, kinds)
-        if "R" in kinds:
-            kept, _ = self.recompute(kept)
-        made = _by_reference(self._graph.outputs, outputs)
-        given = [tf.zeros_like(made[target.ref()]) for target in self._targets]
-        _, kept, _ = self.backward(kept, given, and_weights="W" not in kinds)
-        if "W" in kinds:
-            self.weight_gradients(kept)
+    @property
+    def input_values(self) -> list[Value]:
+        """The values that the stage was traced with."""
+        return self.trace.layout.unpack(self._structured_arguments()[0])
 
-    def measure(
-        self, value: Callable[[tf.Tensor], tf.Tensor], num_rounds: int
-    ) -> tuple[dict[str, float], dict[str, int]]:
-        """Runs every function by itself; returns seconds, and bytes kept, by their names.
-
-        Args:
-            value: Gives a value of a tensor's form.
-            num_rounds: How often each is run after the first time. The median counts.
-        """
-        kept: Kept = {t.ref(): self._given_or(value, t) for t in self._arguments}
-        fetched = {
-            "forward": (*self._graph.outputs, *self._cut.forward),
-            "recompute": self._cut.forward,
-            "backward": (*self._of_inputs.values(), *self._cut.backward),
-        }
-        seconds = {}
-        for name, function in self._functions.items():
-            if name == "backward":
-                kept |= {g.ref(): tf.ones_like(kept[t.ref()]) for g, t in self._pairs()}
-            feeds = [kept[tensor.ref()] for tensor in self._feeds[name]]
-            results, seconds[name] = _timed(function, feeds, self._stage.device, num_rounds)
-            kept |= _by_reference(fetched.get(name, ()), results)
-        for_backward = self._feeds["backward"]
-        sizes = {
-            "activations": for_backward,
-            "for_weights": self._feeds.get("weights", ()),
-            "inputs": self._arguments,
-        }
-        if "weights" in self._feeds:
-            sizes["activations"] = self._cut.forward + for_backward
-        shared = {tensor.ref() for tensor in (*self._given, *self._handed_in.values())}
-        kept = {key: tensor for key, tensor in kept.items() if key not in shared}
-        return seconds, {
-            name: _num_bytes([kept[t.ref()] for t in tensors if t.ref() in kept])
-            for name, tensors in sizes.items()
-        }
-
-    def _given_or(self, value: Callable[[tf.Tensor], tf.Tensor], tensor: tf.Tensor) -> tf.Tensor:
-        """Weights are what they are: to make a second one up may be more than a device holds."""
-        owner = self._owners.get(tensor.ref())
-        return value(tensor) if owner is None else tf.convert_to_tensor(owner.value)
-
-    def _pairs(self) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
-        """The placeholder for each gradient that is given, with the output it is for."""
-        return zip(self._given, self._targets)
-
-    # What the executor calls. Each call also returns the op that others can wait for.
-
-    def forward(
-        self, tensors: Sequence[Any], keep: bool
-    ) -> tuple[StageOutputs, Kept, tf.Operation]:
-        """Runs the layers; returns also what the backward needs, or is found again from."""
-        flat = tf.nest.flatten(list(tensors), expand_composites=True)
-        results, kept, ran = self._forward_flat(flat, "" if keep else "R")
-        return self._named(results), kept, ran
-
-    def recompute(self, kept: Kept) -> tuple[Kept, tf.Operation]:
-        """Runs the layers again, for what the backward needs and for nothing else."""
-        results, ran = self._call("recompute", kept)
-        return kept | _by_reference(self._cut.forward, results), ran
-
-    def backward(
-        self, kept: Kept, given: Sequence[tf.Tensor], and_weights: bool
-    ) -> tuple[dict[Leaf, tf.Tensor], Any, tf.Operation]:
-        """Returns gradients of the inputs, and those of the weights or what they need."""
-        kept = kept | _by_reference(self._given, given)
-        results, ran = self._call("backward", kept)
-        of_inputs, rest = results[: len(self._of_inputs)], results[len(self._of_inputs) :]
-        found = dict(zip(self._of_inputs, of_inputs))
-        if and_weights:
-            return found, self._in_form(rest), ran
-        return found, kept | _by_reference(self._cut.backward, rest), ran
-
-    def weight_gradients(self, kept: Kept) -> tuple[list[Any], tf.Operation]:
-        """Returns the gradients of the weights that are not summed up in variables."""
-        results, ran = self._call("weights", kept)
-        return self._in_form(results), ran
-
-    def _forward_flat(self, flat: Sequence[tf.Tensor], kinds: Collection[str]) -> Any:
-        kept = _by_reference(self._arguments, flat)
-        results, ran = self._call("forward", kept)
-        num_outputs = len(self._graph.outputs)
-        if "R" not in kinds:
-            kept |= _by_reference(self._cut.forward, results[num_outputs:])
-        return results[:num_outputs], kept, ran
-
-    def _call(self, name: str, kept: Kept) -> tuple[list[tf.Tensor], Any]:
-        return self._functions[name]([kept[tensor.ref()] for tensor in self._feeds[name]])
-
-    # What the functions are made of.
-
-    def _forward_pieces(self, kinds: Collection[str]) -> dict[str, Piece]:
-        outputs, kept = tuple(self._graph.outputs), self._cut.forward
-        if "R" not in kinds:
-            return {"forward": Piece(self._arguments, outputs + kept, self._must_run)}
-        return {
-            "forward": Piece(self._arguments, outputs, self._must_run),
-            "recompute": Piece(self._arguments, kept),
-        }
-
-    def _backward_pieces(self, kinds: Collection[str]) -> dict[str, Piece]:
-        cut, given, handed_in = self._cut, tuple(self._given), tuple(self._handed_in.values())
-        of_inputs, of_weights = tuple(self._of_inputs.values()), _components(self._of_weights)
-        made_here = {tensor.ref() for tensor in (*cut.backward, *given)}
-        if "W" not in kinds:
-            kept = {t.ref(): t for t in (*cut.for_backward, *cut.for_weights)}
-            feeds = tuple(tensor for key, tensor in kept.items() if key not in made_here)
-            feeds += given + handed_in
-            return {"backward": Piece(feeds, of_inputs + of_weights, self._summing)}
-        kept_only = tuple(t for t in cut.for_backward if t.ref() not in made_here)
-        return {
-            "backward": Piece(kept_only + given + handed_in, of_inputs + cut.backward),
-            "weights": Piece(cut.for_weights + handed_in, of_weights, self._summing),
-        }
-
-    def _named(self, tensors: Sequence[tf.Tensor]) -> StageOutputs:
-        structure = self._trace.function.structured_outputs
+    def named(self, tensors: Sequence[tf.Tensor]) -> StageOutputs:
+        """Tensors in the place of `outputs`, by their names."""
+        structure = self.trace.function.structured_outputs
         structured = tf.nest.pack_sequence_as(structure, list(tensors), expand_composites=True)
-        return named_outputs(structured, self._trace.notes)
+        return StageTensors(*structured).named(self.trace.notes)
 
-    def _in_form(self, tensors: Sequence[tf.Tensor]) -> list[Any]:
-        """Puts the gradients of the weights back into their forms."""
+    def weight_gradients(self, tensors: Sequence[tf.Tensor]) -> list[Gradient]:
+        """Puts the parts of gradients that are returned together again, one for each weight."""
         remaining = iter(tensors)
-        gradients: list[Any] = []
-        for weight, gradient in zip(self._weights, self._of_weights):
+        gradients: list[Gradient] = []
+        for weight, gradient in zip(self.weights, self.of_weights):
             if isinstance(gradient, tf.IndexedSlices):
                 values, indices = next(remaining), next(remaining)
                 gradients.append(tf.IndexedSlices(values, indices, tf.constant([*weight.shape])))
@@ -254,105 +107,203 @@ class StageProgram:
                 gradients.append(None if gradient is None else next(remaining))
         return gradients
 
-    def _differentiate(self, made: Collection[int]) -> None:
-        """Adds the gradients to the traced graph."""
-        outputs = self._named(self._graph.outputs)
-        leaves = float_leaves(self._stage.outputs, outputs.values)
-        wanted = [leaves[leaf] for leaf in leaves if leaf in self.cotangents]
-        self._targets = targets = [*outputs.losses, *wanted]
-        inputs = self._input_leaves(made)
-        sources = [*inputs.values(), *self._weight_sources()]
-        there = [source for source in sources if source is not None]
-        with self._building("gradients"):
-            self._given = [_placeholder(target) for target in targets]
-            found = [None] * len(there)
-            if targets and there:
-                found = tf.gradients(targets, there, grad_ys=self._given)
-            remaining = iter(found)
-            gradients = [None if source is None else next(remaining) for source in sources]
-            self._of_inputs = {
-                leaf: tf.convert_to_tensor(g) for leaf, g in zip(inputs, gradients) if g is not None
-            }
-            self._of_weights = gradients[len(inputs) :]
-
-    def _sum_up(self, sums: GradientVariables | None) -> tuple[tf.Operation, ...]:
-        """Adds the ops that sum dense gradients up; those are not returned any more."""
-        if sums is None:
-            return ()
-        ops: list[tf.Operation] = []
-        with self._building("sums"):
-            for index, (weight, gradient) in enumerate(zip(self._weights, self._of_weights)):
-                if gradient is not None and not isinstance(gradient, tf.IndexedSlices):
-                    ops.append(sums.add(weight, gradient))
-                    self._of_weights[index] = None
-        return tuple(ops)
-
     @contextlib.contextmanager
-    def _building(self, name: str) -> Iterator[None]:
-        scope = f"stage_{self._stage.index}/{name}"
-        with self._graph.as_default(), tf.device(self._stage.device), tf.name_scope(scope):
+    def adding(self, name: str) -> Iterator[None]:
+        """Ops that are made inside belong to the stage."""
+        scope = f"{stage_scope(self.stage.index)}/{name}"
+        with self.graph.as_default(), tf.device(self.stage.device), tf.name_scope(scope):
             yield
 
-    def _input_leaves(self, made: Collection[int]) -> dict[Leaf, tf.Tensor]:
-        """The inputs that come from other stages."""
-        values, _ = self._argument_values()
-        leaves = float_leaves(self._stage.inputs, values)
-        return {leaf: tensor for leaf, tensor in leaves.items() if leaf[0] in made}
-
-    def _weight_sources(self) -> list[tf.Tensor | None]:
-        """What stands for each weight in the graph: `None` for one that is not read."""
-        captured = {id(outer): inner for outer, inner in self._graph.captures}
-        return [self._handed_in.get(id(v), captured.get(id(v.value.handle))) for v in self._weights]
-
-    def _argument_values(self) -> tuple[list[Value], list[tf.Tensor]]:
-        """The values and the further tensors that the stage was traced with."""
-        signature, layout = self._trace.function.structured_input_signature, self._trace.layout
+    def _structured_arguments(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """The tensors that stand for values, and all others."""
+        signature = self.trace.function.structured_input_signature[0]
         tensors = tf.nest.pack_sequence_as(
-            list(signature[0]), list(self._arguments), expand_composites=True
+            list(signature), list(self.arguments), expand_composites=True
         )
-        num_flat = sum(layout.is_tensor) + sum(layout.is_masked)
-        return layout.unpack(tensors[:num_flat]), tensors[num_flat:]
+        num_tensors = self.trace.layout.num_tensors
+        return tensors[:num_tensors], tensors[num_tensors:]
 
 
-def _by_reference(graph_tensors: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> Kept:
-    return {of_graph.ref(): tensor for of_graph, tensor in zip(graph_tensors, tensors)}
+def differentiate(
+    graph: StageGraph, made: Collection[int], cotangents: Collection[Leaf]
+) -> StageGraph:
+    """Adds the gradients to the traced graph.
 
-
-def _timed(
-    function: Any, feeds: Sequence[tf.Tensor], device: str, num_rounds: int
-) -> tuple[list[tf.Tensor], float]:
-    """Runs a function outside of any step; returns what it returns, and seconds."""
-
-    @tf.function(autograph=False)
-    def alone(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        return function(tensors)[0]
-
-    with tf.device(device):
-        results = alone(*feeds)
-        taken = []
-        for _ in range(num_rounds):
-            began = time.perf_counter()
-            alone(*feeds)
-            tf.test.experimental.sync_devices()
-            taken.append(time.perf_counter() - began)
-    return results, statistics.median(taken)
-
-
-def _num_bytes(tensors: Sequence[tf.Tensor]) -> int:
-    """Bytes of tensors, each piece of memory once: a reshaped tensor is no second one.
-
-    What loops keep for their gradients is in lists that nobody can look into, and not counted.
+    Args:
+        graph: The stage, as traced.
+        made: Numbers of the values that stages make, and so can have gradients.
+        cotangents: Which of its outputs will be given gradients.
     """
-    countable = [tensor for tensor in tensors if tensor.dtype.is_numpy_compatible]
-    arrays = [np.asarray(tensor.numpy()) for tensor in countable]
-    return sum({array.ctypes.data: array.nbytes for array in arrays}.values())
+    outputs = graph.named(graph.outputs)
+    leaves = float_leaves(graph.stage.outputs, outputs.values)
+    targets = [*outputs.losses, *(leaves[leaf] for leaf in leaves if leaf in cotangents)]
+    of_values = float_leaves(graph.stage.inputs, graph.input_values)
+    inputs = {leaf: tensor for leaf, tensor in of_values.items() if leaf[0] in made}
+    with graph.adding("gradients"):
+        given = tuple(tf.compat.v1.placeholder(each.dtype, each.shape) for each in targets)
+        sources = [*inputs.values(), *_weight_sources(graph)]
+        found = _gradients(targets, sources, given)
+        of_inputs = {
+            leaf: tf.convert_to_tensor(g) for leaf, g in zip(inputs, found) if g is not None
+        }
+    return replace(
+        graph,
+        targets=targets,
+        given=given,
+        of_inputs=of_inputs,
+        of_weights=found[len(inputs) :],
+    )
 
 
-def _placeholder(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
+def sum_in_place(graph: StageGraph, sums: GradientVariables | None) -> StageGraph:
+    """Adds the ops that sum dense gradients; those are not returned any more.
+
+    Args:
+        graph: The stage, differentiated.
+        sums: Where to sum the gradients of the weights, or `None` to return them.
+    """
+    if sums is None:
+        return graph
+    summing: list[tf.Operation] = []
+    left: list[Gradient] = []
+    with graph.adding("sums"):
+        for weight, gradient in zip(graph.weights, graph.of_weights):
+            is_summed = gradient is not None and not isinstance(gradient, tf.IndexedSlices)
+            if is_summed:
+                summing.append(sums.add(weight, gradient))
+            left.append(None if is_summed else gradient)
+    return replace(graph, of_weights=left, summing=tuple(summing))
 
 
-def _components(gradients: Sequence[Any]) -> tuple[tf.Tensor, ...]:
+def cut_into_pieces(graph: StageGraph, kept: Kept, kinds: Collection[str]) -> dict[str, Piece]:
+    """What each kind of op takes and returns, by the kind's word.
+
+    Args:
+        graph: The stage, complete.
+        kept: What passes between the pieces.
+        kinds: The kinds of ops that a schedule has for this stage.
+    """
+    return _forward_pieces(graph, kept, kinds) | _backward_pieces(graph, kept, kinds)
+
+
+def _forward_pieces(graph: StageGraph, kept: Kept, kinds: Collection[str]) -> dict[str, Piece]:
+    arguments, outputs = graph.arguments, graph.outputs
+    must_run = tuple(graph.graph.control_outputs)
+    if "R" not in kinds:
+        return {"forward": Piece(arguments, outputs + kept.forward, must_run)}
+    return {
+        "forward": Piece(arguments, outputs, must_run),
+        "recompute": Piece(arguments, kept.forward),
+    }
+
+
+def _backward_pieces(graph: StageGraph, kept: Kept, kinds: Collection[str]) -> dict[str, Piece]:
+    given, handed_in = graph.given, tuple(graph.handed_in.values())
+    of_inputs, of_weights = tuple(graph.of_inputs.values()), _components(graph.of_weights)
+    made_here = {tensor.ref() for tensor in (*kept.backward, *given)}
+    if "W" not in kinds:
+        both = {tensor.ref(): tensor for tensor in (*kept.for_backward, *kept.for_weights)}
+        feeds = tuple(tensor for key, tensor in both.items() if key not in made_here)
+        feeds += given + handed_in
+        return {"backward": Piece(feeds, of_inputs + of_weights, graph.summing)}
+    feeds = tuple(tensor for tensor in kept.for_backward if tensor.ref() not in made_here)
+    return {
+        "backward": Piece(feeds + given + handed_in, of_inputs + kept.backward),
+        "weights": Piece(kept.for_weights + handed_in, of_weights, graph.summing),
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class StageProgram:
+    """The functions of a traced stage.
+
+    Attributes:
+        graph: The graph they are made of.
+        cotangents: Which of its outputs are given gradients.
+        kept: What passes between the functions.
+        pieces: What each function takes and returns, by the word for its kind of op.
+        functions: The functions.
+    """
+
+    graph: StageGraph
+    cotangents: frozenset[Leaf]
+    kept: Kept
+    pieces: Mapping[str, Piece]
+    functions: Mapping[str, PieceCall]
+
+    @property
+    def recomputes(self) -> bool:
+        return KIND_WORDS["R"] in self.functions
+
+    @property
+    def splits_weights(self) -> bool:
+        """Whether gradients of weights are a function of their own."""
+        return KIND_WORDS["W"] in self.functions
+
+
+def complete_graph(
+    trace: StageTrace,
+    stage: Stage,
+    weights: Sequence[keras.Variable],
+    *,
+    made: Collection[int],
+    cotangents: Collection[Leaf],
+    sums: GradientVariables | None,
+) -> StageGraph:
+    """A traced stage with its gradients and their sums, ready to be cut."""
+    graph = differentiate(StageGraph(stage, trace, weights), made, cotangents)
+    return sum_in_place(graph, sums)
+
+
+def make_program(
+    graph: StageGraph, cotangents: Collection[Leaf], kinds: Collection[str], make_piece: MakePiece
+) -> StageProgram:
+    """Cuts a stage's graph into functions.
+
+    Args:
+        graph: The stage, complete.
+        cotangents: Which of its outputs are given gradients.
+        kinds: The kinds of ops that a schedule has for this stage.
+        make_piece: Makes a function of a piece.
+    """
+    ops = GraphOps(graph.graph)
+    training_graph = TrainingGraph(
+        inputs=graph.arguments,
+        outputs=graph.outputs,
+        cotangents=graph.given,
+        input_gradients=list(graph.of_inputs.values()),
+        weight_gradients=[*_components(graph.of_weights), *(op.inputs[1] for op in graph.summing)],
+        must_run=graph.graph.control_outputs,
+        weights=list(graph.handed_in.values()),
+    )
+    kept = find_kept(ops, training_graph)
+    pieces = cut_into_pieces(graph, kept, kinds)
+    scope = stage_scope(graph.stage.index)
+    functions = {name: make_piece(ops, piece, f"{scope}_{name}") for name, piece in pieces.items()}
+    return StageProgram(graph, frozenset(cotangents), kept, pieces, functions)
+
+
+def _gradients(
+    targets: Sequence[tf.Tensor],
+    sources: Sequence[tf.Tensor | None],
+    given: Sequence[tf.Tensor],
+) -> list[Gradient]:
+    """The gradient of each source, `None` for one that is not there."""
+    there = [source for source in sources if source is not None]
+    if not targets or not there:
+        return [None for _ in sources]
+    found = iter(tf.gradients(targets, there, grad_ys=list(given)))
+    return [None if source is None else next(found) for source in sources]
+
+
+def _weight_sources(graph: StageGraph) -> list[tf.Tensor | None]:
+    """What stands for each weight in the graph: `None` for one that is not read."""
+    captured: IdentityMap[tf.Tensor, tf.Tensor] = IdentityMap(graph.graph.captures)
+    handed_in = graph.handed_in
+    return [handed_in.get(v, captured.get(v.value.handle)) for v in graph.weights]
+
+
+def _components(gradients: Sequence[Gradient]) -> tuple[tf.Tensor, ...]:
     """The tensors that make up gradients, sparse ones among them."""
     tensors: list[tf.Tensor] = []
     for gradient in gradients:

@@ -1,8 +1,8 @@
 """Compiles the functions of a stage with XLA, or finds out that it cannot be done.
 
 XLA may not touch what lies on another device, so it can never compile a whole step; but a stage
-lies on one. Whether it can compile a stage is tried before the first step, on zeros of the right
-shapes: a step that fails halfway cannot be taken back. What compiled then, the step finds again.
+lies on one device. Whether it can compile a stage is tried before the first step, on zeros of the
+right shapes: a step that fails halfway cannot be undone. What compiled then, the step finds again.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from keras_mgpu.pipeline.stage.graph_cut import CutGraph, Piece, PieceFunction
+from keras_mgpu.model.stages import Stage
+from keras_mgpu.pipeline.stage.graph_cut import GraphOps, Piece
+from keras_mgpu.pipeline.stage.piece_function import Called, PieceMaker
 
 logger = logging.getLogger("keras_mgpu")
 
@@ -34,16 +37,20 @@ class StageCompiler:
         stage: The stage.
     """
 
-    def __init__(self, stage: Any) -> None:
-        self.num_rows: int | None = None
+    def __init__(self, stage: Stage) -> None:
         self.is_on = True
         self._stage = stage
+        self._num_rows = OTHER_SIZE
+
+    def expect_rows(self, num_rows: int | None) -> None:
+        """Says how many samples a micro-batch will have, if that is known."""
+        self._num_rows = num_rows or OTHER_SIZE
 
     def compiled_or_not(self, make: Callable[[bool], Any]) -> Any:
         """Makes a function, compiled if that works.
 
         Args:
-            make: Makes the concrete function; told whether it shall be compiled.
+            make: Makes the concrete function, given whether it should be compiled.
         """
         if not self.is_on:
             return make(False)
@@ -61,28 +68,43 @@ class StageCompiler:
             self.is_on = False
             logger.warning("%s runs without XLA, which cannot compile %s.", self._stage, _op(error))
 
-    def zeros(self, spec: Any) -> Any:
+    def zeros(self, spec: Any) -> tf.Tensor:
         """A value of this form; sizes that are not known are made up."""
-        return zeros_like_spec(spec, self.num_rows or OTHER_SIZE)
+        return zeros_like_spec(spec, self._num_rows)
 
 
+@dataclass(frozen=True, eq=False)
 class CompiledPiece:
     """A piece of a graph as a function that XLA compiles; called as a `PieceFunction` is."""
 
-    def __init__(self, graph: CutGraph, piece: Piece, name: str, config: bytes) -> None:
-        inner = PieceFunction(graph, piece, name, stays_a_call=False, config=config)
+    function: Any
+
+    def __call__(self, tensors: Sequence[tf.Tensor]) -> Called:
+        *results, done = self.function(*tensors)
+        return Called(results, done)
+
+
+@dataclass(frozen=True)
+class CompiledPieceMaker:
+    """Makes compiled functions of pieces of a graph.
+
+    Attributes:
+        options: TensorFlow's serialized options for calls.
+    """
+
+    options: bytes
+
+    def __call__(self, graph: GraphOps, piece: Piece, name: str) -> CompiledPiece:
+        """Makes one of a piece; its name begins with `name`."""
+        inner = PieceMaker(stays_a_call=False, options=self.options)(graph, piece, name)
 
         def call(*tensors: tf.Tensor) -> list[tf.Tensor]:
             # The last one is for others to wait for, where nothing else is returned.
-            return [*inner(tensors)[0], tf.zeros(())]
+            return [*inner(tensors).results, tf.zeros(())]
 
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in piece.feeds]
         compiled = tf.function(call, autograph=False, jit_compile=True)
-        self._function = compiled.get_concrete_function(*specs)
-
-    def __call__(self, tensors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Any]:
-        *results, done = self._function(*tensors)
-        return results, done
+        return CompiledPiece(compiled.get_concrete_function(*specs))
 
 
 def zeros_like_spec(spec: Any, num_rows: int) -> tf.Tensor:

@@ -1,0 +1,177 @@
+"""A stage that trains in traced steps: a function for each kind of op, made once.
+
+What is called here while a step is traced becomes part of it; nothing is computed yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import keras
+import tensorflow as tf
+
+from keras_mgpu.internals.identity import IdentityMap
+from keras_mgpu.pipeline.stage.gradients import Gradient, GradientVariables, add_gradients
+from keras_mgpu.pipeline.stage.measuring import call_once, run_each
+from keras_mgpu.pipeline.stage.piece_function import (
+    Called,
+    PieceMaker,
+    Waitable,
+)
+from keras_mgpu.pipeline.stage.stage_function import StageFunction, StageInputs, StageTrace
+from keras_mgpu.pipeline.stage.stage_program import (
+    Leaf,
+    StageProgram,
+    complete_graph,
+    make_program,
+)
+from keras_mgpu.pipeline.stage.training_stage import Backward
+from keras_mgpu.pipeline.stage.xla import CompiledPieceMaker
+
+# For tensors of the traced graph, by reference, the tensors that stand for them in a step.
+Tensors = dict[object, tf.Tensor]
+
+
+class TracedStage:
+    """A stage whose forward, backward and weight gradients are functions, each made once.
+
+    Args:
+        function: The stage.
+        weights: The weights to find gradients for.
+        made: Numbers of the values that stages make, and so can have gradients.
+        num_micro_batches: How many a step has.
+        stays_a_call: Whether its functions must not be copied into the step.
+    """
+
+    def __init__(
+        self,
+        function: StageFunction,
+        weights: Sequence[keras.Variable],
+        made: Collection[int],
+        *,
+        num_micro_batches: int,
+        stays_a_call: bool,
+    ) -> None:
+        self._function = function
+        self._weights = weights
+        self._made = made
+        self._stays_a_call = stays_a_call
+        self._sums = GradientVariables(function.stage.device) if num_micro_batches > 1 else None
+        self._programs: IdentityMap[StageTrace, StageProgram] = IdentityMap()
+        self._returned: list[list[Gradient]] = []
+
+    @property
+    def program(self) -> StageProgram:
+        """The newest program."""
+        return list(self._programs.values())[-1]
+
+    def prepare(
+        self,
+        inputs: StageInputs,
+        cotangents: Collection[Leaf],
+        kinds: Collection[str],
+        options: bytes,
+    ) -> Collection[Leaf]:
+        trace, _ = self._function.trace(inputs)
+        program = self._programs.get(trace)
+        if program is None or program.cotangents != frozenset(cotangents):
+            program = self._make_program(trace, cotangents, kinds, options)
+            self._programs[trace] = program
+        return list(program.graph.of_inputs)
+
+    def begin(self) -> None:
+        self._returned = []
+        if self._sums is not None:
+            self._sums.clear()
+
+    def forward(self, inputs: StageInputs, *, recompute: bool, split_weights: bool) -> TracedRun:
+        trace, tensors = self._function.trace(inputs)
+        return TracedRun(self._programs[trace], tensors, self._returned)
+
+    def gradients(self) -> list[Gradient]:
+        totals = []
+        for index, weight in enumerate(self._weights):
+            parts = [returned[index] for returned in self._returned]
+            parts.append(None if self._sums is None else self._sums.read(weight))
+            totals.append(add_gradients(parts))
+        return totals
+
+    def _make_program(
+        self,
+        trace: StageTrace,
+        cotangents: Collection[Leaf],
+        kinds: Collection[str],
+        options: bytes,
+    ) -> StageProgram:
+        graph = complete_graph(
+            trace,
+            self._function.stage,
+            self._weights,
+            made=self._made,
+            cotangents=cotangents,
+            sums=self._sums,
+        )
+
+        compiler = self._function.compiler
+        if compiler is not None and compiler.is_on:
+            program = make_program(graph, cotangents, kinds, CompiledPieceMaker(options))
+            compiler.try_out(lambda: run_each(program, compiler.zeros, call_once))
+            if compiler.is_on:
+                return program
+        return make_program(graph, cotangents, kinds, PieceMaker(self._stays_a_call, options))
+
+
+class TracedRun:
+    """A micro-batch in a stage, as calls of its program's functions.
+
+    Args:
+        program: The stage's functions.
+        tensors: What the stage takes.
+        returned: Takes the gradients of weights that the functions return.
+    """
+
+    def __init__(
+        self, program: StageProgram, tensors: Sequence[object], returned: list[list[Gradient]]
+    ) -> None:
+        self._program = program
+        self._returned = returned
+        graph = program.graph
+        flat = tf.nest.flatten(list(tensors), expand_composites=True)
+        self._tensors: Tensors = _by_reference(graph.arguments, flat)
+        called = self._call("forward")
+        results, kept = called.results[: len(graph.outputs)], called.results[len(graph.outputs) :]
+        if not program.recomputes:
+            self._tensors |= _by_reference(program.kept.forward, kept)
+        self.outputs = graph.named(results)
+        self.ran: list[Waitable] = [called.done]
+
+    def recompute(self) -> list[Waitable]:
+        called = self._call("recompute")
+        self._tensors |= _by_reference(self._program.kept.forward, called.results)
+        return [called.done]
+
+    def backward(
+        self, cotangents: Mapping[Leaf, tf.Tensor], loss_gradients: Sequence[tf.Tensor]
+    ) -> Backward:
+        program, graph = self._program, self._program.graph
+        self._tensors |= _by_reference(graph.given, [*loss_gradients, *cotangents.values()])
+        called = self._call("backward")
+        rest = called.results[len(graph.of_inputs) :]
+        if program.splits_weights:
+            self._tensors |= _by_reference(program.kept.backward, rest)
+        else:
+            self._returned.append(graph.weight_gradients(rest))
+        return Backward(dict(zip(graph.of_inputs, called.results)), [called.done])
+
+    def weight_gradients(self) -> list[Waitable]:
+        called = self._call("weights")
+        self._returned.append(self._program.graph.weight_gradients(called.results))
+        return [called.done]
+
+    def _call(self, name: str) -> Called:
+        feeds = self._program.pieces[name].feeds
+        return self._program.functions[name]([self._tensors[tensor.ref()] for tensor in feeds])
+
+
+def _by_reference(graph_tensors: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> Tensors:
+    return {of_graph.ref(): tensor for of_graph, tensor in zip(graph_tensors, tensors)}

@@ -1,0 +1,62 @@
+"""Sums of gradients are TensorFlow's own sums."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_mgpu.pipeline.stage.gradients import GradientSum, GradientVariables, add_gradients
+
+
+def slices(index, size=4):
+    return tf.IndexedSlices(tf.ones((1, 2)), tf.constant([index]), tf.constant([size, 2]))
+
+
+def test_nothing_added_is_none():
+    assert add_gradients([]) is None
+    assert add_gradients([None, None]) is None
+
+
+def test_sparse_gradients_stay_sparse_if_all_are():
+    total = add_gradients([slices(1), None, slices(3)])
+    assert isinstance(total, tf.IndexedSlices)
+    np.testing.assert_array_equal(total.indices, [1, 3])
+    mixed = add_gradients([slices(1), tf.ones((4, 2))])
+    assert isinstance(mixed, tf.Tensor)
+    np.testing.assert_array_equal(mixed[:, 0], [1, 2, 1, 1])
+
+
+def test_sums_over_micro_batches():
+    weights = [keras.Variable(np.zeros((4, 2))), keras.Variable(np.zeros(2))]
+    sums = GradientSum(weights)
+    sums.add([slices(0), tf.ones(2)])
+    sums.add([slices(0), None])
+    table, bias = sums.total()
+    np.testing.assert_array_equal(tf.convert_to_tensor(table)[0], [2, 2])
+    np.testing.assert_array_equal(bias, [1, 1])
+
+
+def test_a_scale_of_fp8_is_taken_as_it_came_last():
+    weight = keras.Variable(np.zeros(2))
+    weight.overwrite_with_gradient = True
+    sums = GradientSum([weight])
+    sums.add([tf.fill([2], 3.0)])
+    sums.add([tf.fill([2], 5.0)])
+    np.testing.assert_array_equal(sums.total()[0], [5, 5])
+
+
+def test_sums_in_place_begin_anew_with_each_step():
+    weight, other = keras.Variable(np.zeros(2)), keras.Variable(np.zeros(2))
+    sums = GradientVariables("/CPU:1")
+
+    @tf.function(autograph=False)
+    def step(gradient):
+        sums.clear()
+        with tf.control_dependencies([sums.add(weight, gradient)]):
+            with tf.control_dependencies([sums.add(weight, gradient)]):
+                return sums.read(weight)
+
+    with tf.init_scope():
+        sums.add(weight, tf.zeros(2))
+    for _ in range(2):
+        np.testing.assert_array_equal(step(tf.ones(2)), [2, 2])
+    assert sums.read(other) is None
