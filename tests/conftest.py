@@ -6,6 +6,7 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import pytest
+import slow
 import tensorflow as tf
 
 from keras_mgpu.system.devices import logical_devices
@@ -13,6 +14,18 @@ from keras_mgpu.system.devices import logical_devices
 DEVICES = logical_devices(4)
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(2)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--quick", action="store_true", help="leave out most of what takes long")
+
+
+def pytest_collection_modifyitems(config, items):
+    """A long test that starts last would leave the other workers with nothing to do."""
+    slow.longest_first(items)
+    if config.getoption("--quick"):
+        config.hook.pytest_deselected(items=[each for each in items if not slow.is_quick(each)])
+        items[:] = [each for each in items if slow.is_quick(each)]
 
 
 def pytest_collection_finish():
