@@ -4,11 +4,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: help demo test torture compatibility check format docs bench clean
+.PHONY: help demo test quick torture compatibility check format docs bench clean
 
 help:
 	@echo "make demo    split a small model, train it, and check it against the unsplit one"
-	@echo "make test    run all tests"
+	@echo "make test    run all tests (about 12 minutes on two cores)"
+	@echo "make quick   run some tests of every part (2 minutes), for use while editing"
 	@echo "make torture kill runs at 200 random points in time, flip more bits, split larger models"
 	@echo "make compatibility  all tests on older versions of Python, TensorFlow and Keras"
 	@echo "make check   formatter, linter, types"
@@ -26,6 +27,10 @@ demo: $(VENV)/installed
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q
+
+# What it leaves out of `make test` stands in tests/support/slow.py.
+quick: $(VENV)/installed
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q --quick
 
 KILLS ?= 200
 torture: $(VENV)/installed

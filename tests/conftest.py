@@ -4,8 +4,13 @@ import gc
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# The first three ask rich for colors without a terminal. The last hides what happens to text that
+# is still in the buffer when the reader of a pipe closes it.
+for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "PYTHONUNBUFFERED"):
+    os.environ.pop(name, None)
 
 import pytest
+import slow
 import tensorflow as tf
 from gpu_fixtures import driver, driver_folder, fake_clock, missing_ops  # noqa: F401
 
@@ -17,6 +22,24 @@ tf.config.threading.set_inter_op_parallelism_threads(2)
 # Keras looks for garbage whenever it clears a session. Without what TensorFlow itself consists of,
 # that takes no time.
 gc.freeze()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--quick", action="store_true", help="leave out most of what takes long")
+
+
+def pytest_collection_modifyitems(config, items):
+    """A long test that starts last would leave the other workers with nothing to do."""
+    slow.longest_first(items)
+    if config.getoption("--quick"):
+        config.hook.pytest_deselected(items=[each for each in items if not slow.is_quick(each)])
+        items[:] = [each for each in items if slow.is_quick(each)]
+
+
+def pytest_collection_finish():
+    """What is imported by now stays: Keras, once per test, need not look for garbage in it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import slow
 
 import keras_mgpu
 from keras_mgpu.internals.private_names import NAMES, missing
@@ -278,3 +279,9 @@ def test_every_public_name_is_there():
         assert getattr(keras_mgpu, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'Pipeline'"):
         keras_mgpu.Pipeline  # noqa: B018
+
+
+def test_every_file_that_takes_long_exists():
+    """Else its tests would be started last, and run by `make quick`."""
+    tests = Path(__file__).parent
+    assert [file for file in slow.FILES if not (tests / file).is_file()] == []

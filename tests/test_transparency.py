@@ -6,69 +6,95 @@ import warnings
 import keras
 import numpy as np
 import pytest
-from transparency import BATCH_SIZE, CASES
+from transparency import (
+    BATCH_SIZE,
+    CASES,
+    GATHERED,
+    LOSSES,
+    NETWORKS,
+    OPTIMIZERS,
+    VARIANTS,
+)
 
 from keras_mgpu import PipelineSplit
 
-# Number of devices, and options. 8 micro-batches are more than the last batch has samples.
+# Number of devices, and options. Batches of 8 are cut evenly by 4, unevenly by 3 and 5. The last
+# batch has 3 samples: fewer than there are micro-batches, but for `gpipe`.
 SPLITS = {
     "gpipe": (2, {"schedule": "gpipe", "micro_batches": 3}),
-    "1f1b": (3, {"schedule": "1f1b", "micro_batches": 8}),
+    "1f1b": (3, {"schedule": "1f1b", "micro_batches": 5}),
     "interleaved": (2, {"schedule": "interleaved", "micro_batches": 4, "stages_per_device": 2}),
     "zero_bubble": (2, {"schedule": "zero_bubble", "micro_batches": 4}),
-    "one_micro_batch": (3, {"micro_batches": 1}),
     "recompute": (3, {"schedule": "1f1b", "micro_batches": 4, "recompute": True}),
+    "one_micro_batch": (3, {"micro_batches": 1}),
 }
+PIPELINED = ("gpipe", "1f1b", "interleaved", "zero_bubble", "recompute")
+# Which cases run under which schedules: all those that the case could tell apart.
+RUNS = (
+    # A stage's graph is cut into forward and backward ops, which every schedule cuts and connects
+    # in another way.
+    (NETWORKS, PIPELINED),
+    # A loss that needs all outputs changes the order of whatever schedule was chosen.
+    (GATHERED, PIPELINED),
+    # These graphs are cut like those of the networks that they are variants of.
+    (VARIANTS, ("1f1b",)),
+    # The end of the pipeline is handed one micro-batch after another. When does not matter.
+    (LOSSES, ("1f1b",)),
+    # The optimizer is called once per batch, after the last op of any schedule.
+    (OPTIMIZERS, ("1f1b",)),
+    # A batch that stays whole is trained by other code: one case of each kind.
+    (
+        (
+            "dense",
+            "mask_lstm",
+            "two_outputs",
+            "add_loss_sum",
+            "tied_embedding",
+            "sparse_gradients",
+            "mixed_float16",
+            "coupled_loss",
+            "metrics",
+        ),
+        ("one_micro_batch",),
+    ),
+)
+# `evaluate` and `predict` are rows of forward passes: each case shows them under one schedule, and
+# these under all.
+FORWARD_UNDER_ALL = {"dense", "mask_lstm", "two_outputs", "coupled_loss"}
 EPOCHS = 2
-# One of each kind: with a batch that is not cut, and evaluated however it was trained.
-EVERY_WAY_CASES = {
-    "dense",
-    "mask_lstm",
-    "two_outputs",
-    "add_loss_sum",
-    "tied_embedding",
-    "sparse_gradients",
-    "coupled_loss",
-    "mixed_float16",
-    "metrics",
-}
-# A forward pass that is run again does not see what the loss, the optimizer or the metrics are.
-RECOMPUTED_CASES = EVERY_WAY_CASES | {
-    "mask_attention",
-    "mask_and_none",
-    "add_loss_mean",
-    "regularizers",
-    "shared_layer",
-    "long_skips",
-    "nested",
-    "several_inputs",
-    "frozen_and_weightless",
-    "mixed_bfloat16",
-    "float64",
-}
-ONLY_FOR = {"one_micro_batch": EVERY_WAY_CASES, "recompute": RECOMPUTED_CASES}
-# Whatever the schedule, evaluation is a row of forward passes: the other cases show it once.
-EVALUATED = {"1f1b"}
 
 
 class Trained:
-    """What is left of a run: history, weights and the optimizer's variables."""
+    """What a run leaves: history, weights and the optimizer's variables."""
 
-    def __init__(self, trainer, model, fit, evaluates=True):
+    def __init__(self, trainer, model, fit):
         history = trainer.fit(
             **fit, batch_size=BATCH_SIZE, epochs=EPOCHS, shuffle=False, verbose=0
         ).history
         self.history = {name: np.asarray(values) for name, values in history.items()}
         self.weights = {v.path: v.numpy() for v in model.weights}
         self.slots = [v.numpy() for v in trainer.optimizer.variables]
-        if not evaluates:
-            return
-        evaluation = {k: fit[k] for k in ("x", "y", "sample_weight") if k in fit}
-        self.evaluated = trainer.evaluate(
-            **evaluation, batch_size=BATCH_SIZE, verbose=0, return_dict=True
-        )
+        self.evaluated = self.predicted = None
+
+    def evaluate(self, trainer, fit):
+        data = {k: fit[k] for k in ("x", "y", "sample_weight") if k in fit}
+        options = {"batch_size": BATCH_SIZE, "verbose": 0, "return_dict": True}
+        self.evaluated = trainer.evaluate(**data, **options)
+
+    def predict(self, trainer, fit):
         predicted = trainer.predict(fit["x"], batch_size=BATCH_SIZE, verbose=0)
         self.predicted = keras.tree.flatten(predicted)
+
+
+def run(name, trainer, model, evaluates, predicts):
+    case = CASES[name]
+    trainer.compile(**case.compile())
+    trained = Trained(trainer, model, case.fit())
+    if evaluates:
+        trained.evaluate(trainer, case.fit())
+    if predicts:
+        trained.predict(trainer, case.fit())
+    return trained
 
 
 def build(case):
@@ -81,10 +107,19 @@ def build(case):
 
 @functools.cache
 def plain(name):
-    case = CASES[name]
-    model = build(case)
-    model.compile(**case.compile())
-    return Trained(model, model, case.fit())
+    """Plain Keras, trained once for all schedules: a worker is given them one after another."""
+    model = build(CASES[name])
+    return run(name, model, model, evaluates=is_evaluated(name), predicts=is_predicted(name))
+
+
+def is_evaluated(name, how="1f1b"):
+    """An optimizer has no part in evaluation."""
+    return name in FORWARD_UNDER_ALL or (how == "1f1b" and name not in OPTIMIZERS)
+
+
+def is_predicted(name, how="1f1b"):
+    """Neither has a loss in prediction."""
+    return name in FORWARD_UNDER_ALL or (how == "1f1b" and name in NETWORKS)
 
 
 def close(value, expected, tolerance, what):
@@ -95,46 +130,57 @@ def close(value, expected, tolerance, what):
     assert worst <= tolerance, f"{what}: {worst:.1e}"
 
 
-def assert_same(run, reference, tolerance):
-    assert run.history.keys() == reference.history.keys()
-    for name, expected in reference.history.items():
-        close(run.history[name], expected, tolerance, f"history of {name}")
-    assert run.weights.keys() == reference.weights.keys()
-    for path, expected in reference.weights.items():
-        close(run.weights[path], expected, tolerance, path)
-    assert len(run.slots) == len(reference.slots)
-    for index, expected in enumerate(reference.slots):
-        close(run.slots[index], expected, tolerance, f"slot {index}")
-    if not hasattr(run, "evaluated"):
-        return
-    assert run.evaluated.keys() == reference.evaluated.keys()
-    for name, expected in reference.evaluated.items():
-        close(run.evaluated[name], expected, tolerance, f"evaluated {name}")
-    for value, expected in zip(run.predicted, reference.predicted):
-        close(value, expected, tolerance, "predicted")
+def all_close(values, expected, tolerance, what):
+    assert values.keys() == expected.keys()
+    for name in expected:
+        close(values[name], expected[name], tolerance, f"{what} {name}")
 
 
-@pytest.mark.parametrize(
-    ("name", "how"),
-    [
-        (name, how)
-        for name in CASES
-        for how in SPLITS
-        if how not in ONLY_FOR or name in ONLY_FOR[how]
-    ],
-)
-def test_same_numbers_as_plain_keras(name, how, devices):
-    case, reference = CASES[name], plain(name)
-    model = build(case)
+def assert_same(found, expected, tolerance):
+    all_close(found.history, expected.history, tolerance, "history of")
+    all_close(found.weights, expected.weights, tolerance, "weight")
+    assert len(found.slots) == len(expected.slots)
+    for index, slot in enumerate(expected.slots):
+        close(found.slots[index], slot, tolerance, f"slot {index}")
+    if found.evaluated is not None:
+        all_close(found.evaluated, expected.evaluated, tolerance, "evaluated")
+    if found.predicted is not None:
+        assert len(found.predicted) == len(expected.predicted)
+        for value, reference in zip(found.predicted, expected.predicted):
+            close(value, reference, tolerance, "predicted")
+
+
+def assert_warned(caught, expected):
+    """Once if something is expected, and of nothing else: a warning costs the user speed."""
+    messages = [
+        str(warning.message)
+        for warning in caught
+        if not issubclass(warning.category, DeprecationWarning)  # Keras's and TensorFlow's.
+    ]
+    assert len(messages) == (0 if expected is None else 1), messages
+    assert all(expected in message for message in messages)
+
+
+def split_up(model, how, devices):
     num_devices, options = SPLITS[how]
     if how == "interleaved" and len(model.layers) < 4:
-        num_devices, options = 1, {**options, "stages_per_device": 2}
-    split = PipelineSplit(model, devices[:num_devices], **options, **case.options)
-    split.compile(**case.compile())
+        num_devices = 1
+    return PipelineSplit(model, devices[:num_devices], **options)
+
+
+# By case, so that those who share a run of plain Keras stand together.
+ORDER = {name: place for place, name in enumerate(CASES)}
+PAIRS = [(name, how) for cases, splits in RUNS for name in cases for how in splits]
+
+
+@pytest.mark.parametrize(("name", "how"), sorted(PAIRS, key=lambda pair: ORDER[pair[0]]))
+def test_same_numbers_as_plain_keras(name, how, devices):
+    expected = plain(name)
+    case = CASES[name]
+    model = build(case)
+    split = split_up(model, how, devices)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        evaluates = how in EVALUATED or name in EVERY_WAY_CASES
-        run = Trained(split, model, case.fit(), evaluates)
-    assert_same(run, reference, case.tolerance)
-    said = [str(w.message) for w in caught if case.warning and case.warning in str(w.message)]
-    assert len(said) == (1 if case.warning else 0)
+        found = run(name, split, model, is_evaluated(name, how), is_predicted(name, how))
+    assert_same(found, expected, case.tolerance)
+    assert_warned(caught, case.warning)

@@ -47,11 +47,13 @@ def compiled(model, **options):
     return model
 
 
-def run(trainer, model, x, y):
+def run(trainer, model, x, y, evaluates=True):
     history = trainer.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+    if not evaluates:
+        return history, model.get_weights()
     evaluated = trainer.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)
     predicted = trainer.predict(x, batch_size=8, verbose=0)
-    return history, evaluated, model.get_weights(), predicted
+    return history, model.get_weights(), evaluated, predicted
 
 
 def said(caplog):
@@ -81,16 +83,17 @@ def assert_same(found, expected):
     ids=lambda value: value.__name__ if callable(value) else str(value.get("schedule")),
 )
 def test_same_numbers_as_plain_keras(build, make, options, devices, caplog):
-    """With a last partial batch, evaluation and prediction; nothing falls back."""
+    """With a last partial batch; nothing falls back. Evaluation does not see the schedule."""
     x, y = make()
+    evaluates = options["schedule"] in ("gpipe", "zero_bubble")  # Once for each model.
     keras.utils.set_random_seed(1)
     model = build()
     weights = model.get_weights()
-    expected = run(compiled(model, jit_compile=False), model, x, y)
+    expected = run(compiled(model, jit_compile=False), model, x, y, evaluates)
     model.set_weights(weights)
     split = PipelineSplit(model, devices[:2], micro_batches=4, jit_compile=True, **options)
     with caplog.at_level(logging.WARNING, "keras_mgpu"):
-        found = run(compiled(split), model, x, y)
+        found = run(compiled(split), model, x, y, evaluates)
     assert_same(found, expected)
     assert not said(caplog)
     assert is_compiled(split)

@@ -1,7 +1,8 @@
 """One training run with all callbacks, under whatever strategy; in a test or in its own process.
 
-`python trial.py HOW FOLDER` is one of several workers; `python trial.py servers FOLDER` the
-coordinator of parameter servers, or a server. All of them find one another through TF_CONFIG.
+`python trial.py workers FOLDER` is one of several workers; `python trial.py servers FOLDER` the
+coordinator of parameter servers, or a server. `slow fit` and `slow servers` go on until they are
+killed. All of them find one another through TF_CONFIG.
 """
 
 import json
@@ -23,6 +24,7 @@ import keras_mgpu as km
 
 EPOCHS, BATCHES, BATCH_SIZE = 2, 6, 8
 NUM_STEPS = EPOCHS * BATCHES
+UNTIL_KILLED = 1000  # epochs
 
 
 def data():
@@ -39,13 +41,13 @@ def all_callbacks(folder, step=None):
     ]
 
 
-def fit(strategy, model, folder, more=()):
+def fit(strategy, model, folder, more=(), epochs=EPOCHS):
     x, y = data()
     history = model.fit(
         x,
         y,
         batch_size=BATCH_SIZE,
-        epochs=EPOCHS,
+        epochs=epochs,
         shuffle=False,
         verbose=0,
         callbacks=[*all_callbacks(folder), *more],
@@ -53,7 +55,7 @@ def fit(strategy, model, folder, more=()):
     return history.history
 
 
-def loop(strategy, model, folder, run_step=None, more=()):
+def loop(strategy, model, folder, run_step=None, more=(), epochs=EPOCHS):
     """A custom loop; `run_step` calls the traced step."""
     if isinstance(model, km.PipelineSplit):
         step, run_step = None, model.train_on_batch
@@ -67,7 +69,7 @@ def loop(strategy, model, folder, run_step=None, more=()):
     )
     x, y = data()
     callbacks.on_train_begin()
-    for epoch in range(EPOCHS):
+    for epoch in range(epochs):
         callbacks.on_epoch_begin(epoch)
         for number in range(BATCHES):
             part = slice(number * BATCH_SIZE, (number + 1) * BATCH_SIZE)
@@ -79,31 +81,38 @@ def loop(strategy, model, folder, run_step=None, more=()):
 
 
 class Pace(keras.callbacks.Callback):
-    """Gives somebody the time to kill a worker, and says when that is."""
+    """Says that training has begun, so that somebody can kill it; takes its time meanwhile."""
 
     def __init__(self, folder):
         super().__init__()
         self._folder = folder
 
     def on_train_batch_end(self, batch, logs=None):
-        time.sleep(0.3)
+        time.sleep(0.1)
         (self._folder / f"running {os.getpid()}").touch()
 
 
 def as_worker(how, folder):
     km.enable_multi_worker_fit()
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    me = strategy.cluster_resolver.task_id
+    if how == "slow fit":
+        fit(strategy, model_of(strategy), folder, [Pace(folder)], UNTIL_KILLED)
+        return
+    for run in (fit, loop):  # One after the other, in the same processes.
+        place = folder / run.__name__
+        place.mkdir(exist_ok=True)
+        model = model_of(strategy)
+        history = run(strategy, model, place)
+        me = strategy.cluster_resolver.task_id
+        np.savez(place / f"values {me}.npz", **worker.values_of(model))
+        (place / f"history {me}.json").write_text(json.dumps(history))
+
+
+def model_of(strategy):
+    keras.backend.clear_session()
     keras.utils.set_random_seed(0)
     with strategy.scope():
-        model = worker.make_model()
-    history = {}
-    if how == "loop":
-        loop(strategy, model, folder)
-    else:
-        history = fit(strategy, model, folder, [Pace(folder)] if how == "slow fit" else [])
-    np.savez(folder / f"values {me}.npz", **worker.values_of(model))
-    (folder / f"history {me}.json").write_text(json.dumps(history))
+        return worker.make_model()
 
 
 def as_server(how, folder):
@@ -126,7 +135,9 @@ def as_server(how, folder):
         coordinator.schedule(step, args=(x, y))
         coordinator.join()
 
-    loop(strategy, model, folder, run_step, [Pace(folder)] if how == "slow servers" else [])
+    if how == "slow servers":
+        loop(strategy, model, folder, run_step, [Pace(folder)], UNTIL_KILLED)
+    loop(strategy, model, folder, run_step)
     np.savez(folder / "values 0.npz", **worker.values_of(model))
     os._exit(0)  # The servers are still there, and it would wait for them.
 

@@ -1,0 +1,47 @@
+"""Which tests take long: `make test` starts them first, `make quick` leaves most of them out."""
+
+# By file, the longest first: parts of the names of the tests that `make quick` runs all the same.
+FILES = {
+    # Several processes that wait for one another, or for TensorFlow to notice that one is gone.
+    "test_strategies.py": ("table_of_the_docs", "used_twice", "test_fit[no strategy]"),
+    "checkpoints/test_faults.py": ("flip-state.json",),
+    "checkpoints/test_checkpoint_strategies.py": (),
+    "checkpoints/test_topologies.py": (),
+    "test_examples.py": ("index_names",),
+    "callbacks/test_gpu_metrics.py": ("charts_are_grouped", "batches_of_changing_size"),
+    # Models that take long to trace or to compile.
+    "pipeline/test_xla.py": ("compile_can_ask",),
+    "test_applications.py": (),
+    "test_docs.py": ("links", "api_page", "keras-mgpu", "make"),
+    # Many of a kind.
+    "test_transparency.py": (
+        "[dense-",
+        "[two_outputs-zero_bubble]",
+        "[mask_attention-1f1b]",
+        "[coupled_loss-1f1b]",
+        "[sample_weight-",
+        "[custom_loss-",
+        "[adamw-",
+    ),
+    "pipeline/test_keras_api.py": ("data[arrays]", "OwnObjects", "compile_settings"),
+    "placements/test_placement.py": ("several_inputs", "layers_beside", "pipelines[True-1f1b]"),
+    "checkpoints/test_resume.py": ("can_be_turned_off",),
+    "callbacks/test_distributed_checkpoint.py": ("batches_are_counted", "directory_that_is_a_file"),
+    "pipeline/test_state_flow.py": ("one_micro_batch", "warning_names", "[gpipe-4]"),
+}
+
+
+def file_of(item):
+    """The entry of `FILES` that a test is in, or `None`."""
+    return next((file for file in FILES if item.path.as_posix().endswith(f"/tests/{file}")), None)
+
+
+def longest_first(items):
+    """Sorts tests, in place; those of a file stay in their order."""
+    places = {file: place for place, file in enumerate(FILES)}
+    items.sort(key=lambda item: places.get(file_of(item), len(places)))
+
+
+def is_quick(item):
+    file = file_of(item)
+    return file is None or any(part in item.nodeid for part in FILES[file])
