@@ -4,10 +4,6 @@ import gc
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# The first three ask rich for colors without a terminal. The last hides what happens to text that
-# is still in the buffer when the reader of a pipe closes it.
-for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "PYTHONUNBUFFERED"):
-    os.environ.pop(name, None)
 
 import pytest
 import slow
@@ -16,6 +12,10 @@ from gpu_fixtures import driver, driver_folder, fake_clock, missing_ops  # noqa:
 
 from keras_mgpu.system.devices import logical_devices
 
+# The first three ask rich for colors without a terminal. The last hides what happens to text that
+# is still in the buffer when the reader of a pipe closes it.
+for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "PYTHONUNBUFFERED"):
+    os.environ.pop(name, None)
 DEVICES = logical_devices(4)
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(2)

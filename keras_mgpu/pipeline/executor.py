@@ -30,7 +30,7 @@ from keras_mgpu.pipeline.stage.stage_function import (
     StateReader,
 )
 from keras_mgpu.pipeline.stage.stage_program import Leaf, float_leaves
-from keras_mgpu.pipeline.stage.training_stage import StageRun, TrainingStage
+from keras_mgpu.pipeline.stage.training_stage import StageRun, StepsAhead, TrainingStage
 
 
 class Head(Protocol):
@@ -135,8 +135,8 @@ class Trainer:
         options = call_options(outputs.tensors[0])
         for stage in reversed(range(len(self._stages))):
             own = {leaf for leaf in wanted if leaf[0] in self._functions[stage].stage.outputs}
-            kinds = schedule.kinds_of(stage)
-            wanted.update(self._stages[stage].prepare(inputs[stage], own, kinds, options))
+            ahead = StepsAhead(inputs[stage], own, schedule.kinds_of(stage), options)
+            wanted.update(self._stages[stage].prepare(ahead))
 
     def run(self, schedule: Schedule, data: StepData[State]) -> list[Gradient]:
         """Runs every op of the schedule; returns the gradient of each weight, or `None`."""

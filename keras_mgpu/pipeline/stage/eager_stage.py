@@ -12,7 +12,7 @@ from keras_mgpu.pipeline.stage.gradients import Gradient, GradientSum
 from keras_mgpu.pipeline.stage.piece_function import Waitable
 from keras_mgpu.pipeline.stage.stage_function import StageFunction, StageInputs
 from keras_mgpu.pipeline.stage.stage_program import Leaf, float_leaves
-from keras_mgpu.pipeline.stage.training_stage import Backward
+from keras_mgpu.pipeline.stage.training_stage import Backward, StepsAhead
 
 
 class EagerStage:
@@ -35,15 +35,9 @@ class EagerStage:
         self.made = made
         self._sums = GradientSum(weights)
 
-    def prepare(
-        self,
-        inputs: StageInputs,
-        cotangents: Collection[Leaf],
-        kinds: Collection[str],
-        options: bytes,
-    ) -> Collection[Leaf]:
+    def prepare(self, steps: StepsAhead) -> Collection[Leaf]:
         """A tape needs no preparation: whatever can have a gradient may get one."""
-        leaves = float_leaves(self.function.stage.inputs, inputs.values)
+        leaves = float_leaves(self.function.stage.inputs, steps.inputs.values)
         return [leaf for leaf in leaves if leaf[0] in self.made]
 
     def begin(self) -> None:

@@ -21,11 +21,12 @@ from keras_mgpu.pipeline.stage.piece_function import (
 from keras_mgpu.pipeline.stage.stage_function import StageFunction, StageInputs, StageTrace
 from keras_mgpu.pipeline.stage.stage_program import (
     Leaf,
+    MakePiece,
     StageProgram,
     complete_graph,
     make_program,
 )
-from keras_mgpu.pipeline.stage.training_stage import Backward
+from keras_mgpu.pipeline.stage.training_stage import Backward, StepsAhead
 from keras_mgpu.pipeline.stage.xla import CompiledPieceMaker
 
 # For tensors of the traced graph, by reference, the tensors that stand for them in a step.
@@ -65,18 +66,11 @@ class TracedStage:
         """The newest program."""
         return list(self._programs.values())[-1]
 
-    def prepare(
-        self,
-        inputs: StageInputs,
-        cotangents: Collection[Leaf],
-        kinds: Collection[str],
-        options: bytes,
-    ) -> Collection[Leaf]:
-        trace, _ = self._function.trace(inputs)
+    def prepare(self, steps: StepsAhead) -> Collection[Leaf]:
+        trace, _ = self._function.trace(steps.inputs)
         program = self._programs.get(trace)
-        if program is None or program.cotangents != frozenset(cotangents):
-            program = self._make_program(trace, cotangents, kinds, options)
-            self._programs[trace] = program
+        if program is None or program.cotangents != frozenset(steps.cotangents):
+            program = self._programs[trace] = self._make_program(trace, steps)
         return list(program.graph.of_inputs)
 
     def begin(self) -> None:
@@ -96,29 +90,26 @@ class TracedStage:
             totals.append(add_gradients(parts))
         return totals
 
-    def _make_program(
-        self,
-        trace: StageTrace,
-        cotangents: Collection[Leaf],
-        kinds: Collection[str],
-        options: bytes,
-    ) -> StageProgram:
+    def _make_program(self, trace: StageTrace, steps: StepsAhead) -> StageProgram:
         graph = complete_graph(
             trace,
             self._function.stage,
             self._weights,
             made=self._made,
-            cotangents=cotangents,
+            cotangents=steps.cotangents,
             sums=self._sums,
         )
 
+        def program_of(make_piece: MakePiece) -> StageProgram:
+            return make_program(graph, steps.cotangents, steps.kinds, make_piece)
+
         compiler = self._function.compiler
         if compiler is not None and compiler.is_on:
-            program = make_program(graph, cotangents, kinds, CompiledPieceMaker(options))
+            program = program_of(CompiledPieceMaker(steps.options))
             compiler.try_out(lambda: run_each(program, compiler.zeros, call_once))
             if compiler.is_on:
                 return program
-        return make_program(graph, cotangents, kinds, PieceMaker(self._stays_a_call, options))
+        return program_of(PieceMaker(self._stays_a_call, steps.options))
 
 
 class TracedRun:

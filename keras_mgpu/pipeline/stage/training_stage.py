@@ -30,6 +30,23 @@ class Backward:
     ran: list[Waitable] = field(default_factory=list)
 
 
+@dataclass(frozen=True, eq=False)
+class StepsAhead:
+    """What a stage is going to do in the steps that follow.
+
+    Attributes:
+        inputs: What a run of it starts from.
+        cotangents: The outputs that will be given gradients.
+        kinds: The kinds of ops that the schedule has for it.
+        options: TensorFlow's serialized options for calls.
+    """
+
+    inputs: StageInputs
+    cotangents: Collection[Leaf]
+    kinds: Collection[str]
+    options: bytes
+
+
 class StageRun(Protocol):
     """A micro-batch in a stage, from its forward pass on. It holds what the backward needs."""
 
@@ -61,21 +78,8 @@ class StageRun(Protocol):
 class TrainingStage(Protocol):
     """A stage in training steps."""
 
-    def prepare(
-        self,
-        inputs: StageInputs,
-        cotangents: Collection[Leaf],
-        kinds: Collection[str],
-        options: bytes,
-    ) -> Collection[Leaf]:
-        """Gets ready for gradients of these outputs; returns the inputs that will have one.
-
-        Args:
-            inputs: What a run of the stage starts from.
-            cotangents: The outputs that will be given gradients.
-            kinds: The kinds of ops that a schedule has for it.
-            options: TensorFlow's serialized options for calls.
-        """
+    def prepare(self, steps: StepsAhead) -> Collection[Leaf]:
+        """Gets ready for training; returns the inputs that will have a gradient."""
 
     def begin(self) -> None:
         """Starts a step: nothing is summed yet."""

@@ -14,6 +14,7 @@ from keras_mgpu.model.stages import make_stages
 from keras_mgpu.pipeline.stage.eager_stage import EagerStage
 from keras_mgpu.pipeline.stage.stage_function import StageFunction, StageInputs
 from keras_mgpu.pipeline.stage.traced_stage import TracedStage
+from keras_mgpu.pipeline.stage.training_stage import StepsAhead
 
 X = np.random.default_rng(0).normal(size=(4, 3)).astype("float32")
 
@@ -177,7 +178,7 @@ def test_eager_and_traced_stages_find_the_same_gradients(recompute, split_weight
     @tf.function(autograph=False)
     def step():
         with tf.init_scope():
-            trains.prepare(inputs_of(traced), [leaf], kinds, b"")
+            trains.prepare(StepsAhead(inputs_of(traced), [leaf], kinds, options=b""))
         return gradients_of(trains, traced, recompute, split_weights)
 
     for found, wanted in zip(step(), expected, strict=True):
