@@ -173,7 +173,7 @@ def check_tensorboard(folder):
         stderr=subprocess.DEVNULL,
     )
     try:
-        for _ in range(300):
+        for _ in range(2400):  # Four minutes, on a machine that has other things to do.
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/data/runs") as answer:
                     assert b"placement" in answer.read()

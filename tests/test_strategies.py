@@ -157,44 +157,6 @@ def test_keras_alone_fails_with_two_workers(tmp_path):
     assert any("PerReplica" in output for output in outputs)
 
 
-def run_code(code, folder, *arguments):
-    """Runs code in a process of its own that can import what this folder's tests share."""
-    script = folder / "script.py"
-    script.write_text(f"import sys; sys.path.insert(0, {str(HERE)!r})\n{code}")
-    run = forks.run(script, *arguments)
-    assert run.returncode == 0, run.stdout + run.stderr
-    return run
-
-
-def test_the_repair_touches_nothing_else(tmp_path):
-    """Whatever else is trained after it is trained as before."""
-    code = (
-        "import keras_mgpu as km, keras\n"
-        "from keras.src.backend.tensorflow import trainer\n"
-        "before = trainer.reduce_per_replica\n"
-        "assert len(km.enable_multi_worker_fit()) == 2\n"
-        "after = trainer.reduce_per_replica\n"
-        "assert km.enable_multi_worker_fit() == ()\n"
-        "assert trainer.reduce_per_replica is after is not before\n"
-        "trainer.reduce_per_replica = lambda values, strategy, reduction: (\n"
-        "    strategy.reduce('MEAN', values, axis=None))\n"  # As a fixed Keras would.
-        "assert km.enable_multi_worker_fit() == ()\n"
-        "import numpy as np\n"
-        "import tensorflow as tf\n"
-        "def losses():\n"
-        "    keras.utils.set_random_seed(0)\n"
-        "    with tf.distribute.OneDeviceStrategy('/CPU:0').scope():\n"
-        "        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])\n"
-        "        model.compile('sgd', 'mse')\n"
-        "    return model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0).history['loss']\n"
-        "trainer.reduce_per_replica = before\n"
-        "expected = losses()\n"
-        "trainer.reduce_per_replica = after\n"
-        "assert losses() == expected\n"
-    )
-    run_code(code, tmp_path)
-
-
 # Of each cluster, the process that is killed, the one that must end, and what that one says.
 KILLED = {
     "worker 0": (["worker"] * 2, "slow fit", 0, 1),
@@ -258,7 +220,7 @@ def test_parameter_servers_under_fit_are_refused_by_keras(tmp_path):
         "sys.stderr.flush()\n"
         "os._exit(0)\n"
     )
-    run = run_code(code, tmp_path)
+    run = forks.run_code(code, tmp_path)
     assert "ClusterCoordinator.create_per_worker_dataset" in run.stderr
 
 
@@ -325,7 +287,7 @@ def test_a_loop_that_forgets_to_end(tmp_path):
         "keras.callbacks.CallbackList.on_train_end = lambda self, logs=None: None\n"
         "trial.loop(tf.distribute.get_strategy(), worker.make_model(), Path(sys.argv[1]))\n"
     )
-    run_code(code, tmp_path, tmp_path)
+    forks.run_code(code, tmp_path, tmp_path)
     assert int(re.search(r"step-(\d+)", km.latest_checkpoint(tmp_path / "checkpoints"))[1]) >= 6
     events = EventAccumulator(str(tmp_path / "logs" / "host")).Reload()
     assert events.Scalars("train/step_time")[-1].step == trial.NUM_STEPS

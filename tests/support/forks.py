@@ -41,6 +41,16 @@ def run(script, *arguments, cwd=None, environment=(), timeout=300):
     return subprocess.CompletedProcess(process.command, process.returncode, stdout, stderr)
 
 
+def run_code(code, folder, *arguments):
+    """Runs code that may import what tests share; a failure shows what it printed."""
+    script = folder / "script.py"
+    here = os.path.dirname(__file__)
+    script.write_text(f"import sys; sys.path.insert(0, {here!r})\n{code}")
+    finished = run(script, *arguments)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return finished
+
+
 class ScriptProcess:
     """A script in a fork, with the methods of a `subprocess.Popen`.
 

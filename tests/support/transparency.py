@@ -433,7 +433,10 @@ VARIANTS = {
 # Losses that are taken once, when the outputs of all micro-batches are gathered.
 GATHERED = {
     "coupled_loss": Case(
-        regressor, regression, lambda: settings(loss=in_batch_contrast), warning=COUPLES
+        regressor,
+        regression,
+        lambda: settings(loss=in_batch_contrast, metrics=["mae"]),
+        warning=COUPLES,
     ),
 }
 # What happens to the outputs of a micro-batch: losses, weights of samples, metrics.

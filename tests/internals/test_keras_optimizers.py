@@ -1,0 +1,77 @@
+"""Optimizers: slots and their variables, steps that were counted."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_mgpu.internals import keras_optimizers
+
+
+def weights():
+    return [keras.Variable(np.ones(shape, "float32"), name="weight") for shape in ((2, 3), (3,))]
+
+
+def built(optimizer, variables):
+    optimizer.build(variables)
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("make", "slots_per_weight"),
+    [
+        (lambda: keras.optimizers.SGD(), 0),
+        (lambda: keras.optimizers.SGD(momentum=0.9), 1),
+        (lambda: keras.optimizers.Adam(), 2),
+        (lambda: keras.optimizers.Adam(amsgrad=True), 3),
+        (lambda: keras.optimizers.Adam(gradient_accumulation_steps=2), 3),
+        (lambda: keras.optimizers.Adam(use_ema=True), 3),
+        (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), 2),
+    ],
+    ids=["sgd", "momentum", "adam", "amsgrad", "accumulation", "ema", "loss scale"],
+)
+def test_every_slot_is_found_with_its_weight(make, slots_per_weight):
+    variables = weights()
+    pairs = keras_optimizers.slots_of(built(make(), variables))
+    assert len(pairs) == slots_per_weight * len(variables)
+    for variable, slot in pairs:
+        assert slot.shape == variable.shape
+
+
+def test_an_optimizer_finds_weights_that_have_moved(devices):
+    variables = weights()
+    optimizer = built(keras.optimizers.SGD(1.0), variables)
+    for variable in variables:
+        with tf.device(devices[1]):
+            variable._value = tf.Variable(variable.numpy())
+    keras_optimizers.rekey_optimizer(optimizer)
+    optimizer.apply([tf.ones(v.shape) for v in variables], variables)
+    np.testing.assert_array_equal(variables[0].numpy(), np.zeros((2, 3)))
+
+
+def test_gradients_are_applied_as_they_are_and_keras_is_as_before():
+    variables = weights()
+    optimizer = built(keras.optimizers.SGD(1.0), variables)
+    with keras_optimizers.without_all_reduce(optimizer):
+        optimizer.apply([tf.ones(v.shape) for v in variables], variables)
+    np.testing.assert_array_equal(variables[1].numpy(), np.zeros(3))
+    assert "_all_reduce_sum_gradients" not in vars(optimizer)
+
+
+def test_steps_are_batches_and_not_updates():
+    variables = weights()[1:]
+    optimizer = built(keras.optimizers.SGD(gradient_accumulation_steps=2), variables)
+    for _ in range(3):
+        optimizer.apply([tf.ones(3)], variables)
+    assert keras_optimizers.steps_of(optimizer) == 3
+    assert int(optimizer.iterations) == 1
+    scaled = built(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), variables)
+    assert keras_optimizers.steps_of(scaled) == 0
+    assert keras_optimizers.steps_of(None) == 0
+
+
+def test_a_second_optimizer_that_a_model_keeps():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.for_the_generator = keras.optimizers.Adam()
+    assert keras_optimizers.optimizers_of(model) == {"for_the_generator": model.for_the_generator}
