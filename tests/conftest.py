@@ -8,7 +8,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import pytest
 import slow
 import tensorflow as tf
-from gpu_fixtures import driver, driver_folder, fake_clock, missing_ops  # noqa: F401
+from gpu_fixtures import driver, driver_folder, fake_clock, missing_ops, nvml  # noqa: F401
 
 from keras_mgpu.system.devices import logical_devices
 

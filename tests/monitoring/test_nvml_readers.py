@@ -7,16 +7,6 @@ from keras_mgpu.monitoring.nvml_rings import rings_of
 ALL = [metric.name for metric in METRICS if metric.origin is Origin.DRIVER]
 
 
-@pytest.fixture
-def nvml(fake_clock, driver, monkeypatch):
-    import pynvml
-
-    driver.install(monkeypatch, num_gpus=3)
-    pynvml.nvmlInit()
-    yield pynvml
-    pynvml.nvmlShutdown()
-
-
 def test_every_metric_has_a_reader_or_a_ring(nvml):
     readers = NvmlReaders(nvml, ALL).of_one_gpu()
     answered = [name for reader in readers for name in reader.metrics]

@@ -5,16 +5,6 @@ from keras_mgpu.monitoring.nvml_rings import Ring, RingReader, rings_of
 PERIOD = 0.02  # Between two samples of the stand-in.
 
 
-@pytest.fixture
-def nvml(fake_clock, driver, monkeypatch):
-    import pynvml
-
-    driver.install(monkeypatch, num_gpus=3)
-    pynvml.nvmlInit()
-    yield pynvml
-    pynvml.nvmlShutdown()
-
-
 def reader(nvml, index=1, metrics=("gpu/power",)):
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     return RingReader(nvml, f"gpu_{index}", handle, rings_of(nvml, metrics))

@@ -49,3 +49,14 @@ def missing_ops(monkeypatch):
 
     monkeypatch.setattr(measured_timeline, "calls_in", calls_in)
     return missing
+
+
+@pytest.fixture
+def nvml(fake_clock, driver, monkeypatch):
+    """The driver's library, initialized, with three GPUs of the stand-in."""
+    import pynvml
+
+    driver.install(monkeypatch, num_gpus=3)
+    pynvml.nvmlInit()
+    yield pynvml
+    pynvml.nvmlShutdown()

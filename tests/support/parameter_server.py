@@ -33,18 +33,7 @@ def start_servers(num_servers):
 def main(directory, stop_after):
     spec, _servers = start_servers(2)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc")
-    strategy = tf.distribute.ParameterServerStrategy(resolver)
-    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
-        model = worker.make_model()
-        model.optimizer.build(model.trainable_variables)
-
-    on_replica = worker.make_replica_step(model)
-
-    @tf.function
-    def step(x, y):
-        return strategy.run(on_replica, (x, y))
+    coordinator, model, step = worker.coordinated(resolver)
 
     checkpoint = km.DistributedCheckpoint(directory / "checkpoints", save_freq=2)
     placement = km.DevicePlacementLogger(directory / "logs", verbose=0, step=step)

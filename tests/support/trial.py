@@ -122,14 +122,8 @@ def as_server(how, folder):
             resolver.cluster_spec(), resolver.task_type, resolver.task_id, protocol="grpc"
         )
         server.join()
-    strategy = tf.distribute.ParameterServerStrategy(resolver)
-    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
-        model = worker.make_model()
-        model.optimizer.build(model.trainable_variables)
-    on_replica = worker.make_replica_step(model)
-    step = tf.function(lambda x, y: strategy.run(on_replica, (x, y)))
+    coordinator, model, step = worker.coordinated(resolver)
+    strategy = coordinator.strategy
 
     def run_step(x, y):
         coordinator.schedule(step, args=(x, y))

@@ -44,6 +44,18 @@ def values_of(model):
     return {key: each.numpy() for key, each in variables_of(model, model.optimizer).items()}
 
 
+def coordinated(resolver):
+    """With parameter servers: the coordinator, a model, and its step as a function."""
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = make_model()
+        model.optimizer.build(model.trainable_variables)
+    on_replica = make_replica_step(model)
+    return coordinator, model, tf.function(lambda x, y: strategy.run(on_replica, (x, y)))
+
+
 def make_replica_step(model):
     def on_replica(x, y):
         with tf.GradientTape() as tape:
