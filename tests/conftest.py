@@ -5,6 +5,7 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import hypothesis
 import pytest
 import slow
 import tensorflow as tf
@@ -19,9 +20,8 @@ for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "PYTHONUNBUFFER
 DEVICES = logical_devices(4)
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(2)
-# Keras looks for garbage whenever it clears a session. Without what TensorFlow itself consists of,
-# that takes no time.
-gc.freeze()
+hypothesis.settings.register_profile("busy machine", deadline=None)
+hypothesis.settings.load_profile("busy machine")
 
 
 def pytest_addoption(parser):

@@ -58,7 +58,7 @@ layer_lists = st.one_of(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(layer_lists, st.data())
 def test_balance_equals_brute_force(pairs, data):
     costs = costs_of(*zip(*pairs, strict=True))
@@ -240,7 +240,6 @@ def test_cut_after(names, ends):
     assert cut_after(NESTED, names).ends == ends
 
 
-@settings(deadline=None)
 @given(layer_lists, st.data())
 def test_cut_after_takes_the_cuts_of_any_plan(pairs, data):
     costs = costs_of(*zip(*pairs, strict=True))
