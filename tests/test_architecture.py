@@ -274,11 +274,6 @@ def test_importing_is_cheap(statement):
     assert not heavy & loaded_by(statement)
 
 
-def test_files_of_long_tests_exist():
-    for file in slow.FILES:
-        assert (Path(__file__).parent / file).exists(), f"{file} in support/slow.py is gone"
-
-
 def test_every_public_name_is_there():
     for name in keras_mgpu.__all__:
         assert getattr(keras_mgpu, name) is not None

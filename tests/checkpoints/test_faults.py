@@ -21,8 +21,7 @@ import pytest
 import runs
 
 import keras_mgpu as km
-from keras_mgpu.callbacks import distributed_checkpoint
-from keras_mgpu.checkpoints import parts, saver, training_state
+from keras_mgpu.checkpoints import parts, save_session, saver, training_state
 from keras_mgpu.checkpoints.damage import damages
 from keras_mgpu.checkpoints.store import Store
 
@@ -248,7 +247,7 @@ def test_a_fit_that_raised_is_tried_again_while_it_is_still_being_saved(
     checkpoint = km.DistributedCheckpoint(tmp_path / "parts", **options)
     assert train(checkpoint, model, interrupt_after=3) is None
     assert entries(tmp_path / "parts") == []
-    monkeypatch.setattr(distributed_checkpoint, "finish_earlier_save", finish_earlier_save)
+    monkeypatch.setattr(save_session, "finish_earlier_save", finish_earlier_save)
     if not is_same_callback:
         checkpoint = km.DistributedCheckpoint(tmp_path / "parts", **options)
     runs.assert_same(whole, train(checkpoint, model))
