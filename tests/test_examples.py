@@ -119,7 +119,7 @@ def check_parameter_server(output, folder):
 
 def check_transformer(output, folder):
     assert "lane 1  .  F0" in output
-    # The table of differences from plain Keras: the loss, and every weight's gradient. Dropout makes
+    # The table of differences from plain Keras: the loss and every gradient. Dropout makes
     # the whole batch differ, so it is the columns of the same micro-batches that must be noise.
     rows = [each.split() for each in re.findall(r"^\S+(?: +\d\.\d\de[+-]\d\d){4}$", output, re.M)]
     assert len(rows) == 20
