@@ -5,6 +5,7 @@ import shutil
 
 import keras
 import numpy as np
+import pynvml
 import pytest
 from event_scalars import scalars, steps
 from small_fit import Takes, fit, ones, small_model
@@ -18,7 +19,12 @@ def messages(caplog, text):
     return [each.getMessage() for each in caplog.records if text in each.getMessage()]
 
 
-def test_without_a_driver(tmp_path, caplog):
+def test_without_a_driver(tmp_path, caplog, monkeypatch):
+    def is_not_found():
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    # A stand-in that another test has loaded into this process would be found.
+    monkeypatch.setattr(pynvml, "nvmlInit", is_not_found)
     caplog.set_level("INFO")
     fit(km.GPUMetrics(tmp_path, interval=0.05))
     assert len(messages(caplog, "No GPU metrics")) == 1

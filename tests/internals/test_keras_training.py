@@ -78,11 +78,28 @@ def test_an_epoch_that_is_a_piece_of_a_stream():
     assert asks.last == [False, True]
 
 
-def test_several_steps_in_one_execution_are_all_counted():
-    """Keras numbers 2 and 3 in the second call, and there is no batch 3."""
-    asks = fit(X, Y, batch_size=4, model=compiled(steps_per_execution=2))
-    assert asks.length.num_trained(0, 1) == 2
-    assert asks.length.num_trained(2, 3) == 1
+def test_an_epoch_of_which_some_batches_are_trained_is_shorter_and_the_next_is_not():
+    class Skips(Asks):
+        """As if two of three batches had been trained before the run was interrupted."""
+
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 0:
+                self.length.shorten(2, {"loss": 0.5})
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.length.restore()
+
+    skips = Skips()
+    compiled().fit(X, Y, batch_size=4, shuffle=False, epochs=2, verbose=0, callbacks=[skips])
+    assert skips.last == [True, False, False, True]
+    assert skips.length.num_batches == 3
+
+
+def test_nothing_is_known_of_a_custom_loop():
+    length = keras_training.EpochLength()
+    assert not length.is_of_fit
+    assert length.num_batches is None
+    assert not length.is_last(100)
 
 
 def test_a_callback_that_is_twice_in_the_list():
