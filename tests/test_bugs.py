@@ -198,3 +198,23 @@ def test_metrics_are_updated_where_a_loss_couples_samples(devices):
     found = split.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)
     assert found == pytest.approx(expected, rel=1e-5)
     assert split.train_on_batch(x, y, return_dict=True)["mae"] > 0
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_layer_is_frozen_without_compiling_again(devices, eager):
+    """Gradients of the frozen layer went to the next one, which has weights of the same shapes."""
+    x, y = np.random.rand(10, 4), np.random.rand(10, 4)
+    trained = []
+    for is_split in (False, True):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((4,)), *[layers.Dense(4) for _ in range(3)]])
+        cuts = [model.layers[1].name]
+        outer = PipelineSplit(model, devices[:2], 2, cuts=cuts) if is_split else model
+        outer.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=eager)
+        outer.fit(x, y, batch_size=10, verbose=0)
+        model.layers[0].trainable = False
+        # Weights are new to the step, which is traced again for them.
+        outer.fit(x, y, sample_weight=np.arange(10.0), batch_size=10, verbose=0)
+        trained.append(model.get_weights())
+    for found, expected in zip(trained[1], trained[0]):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)

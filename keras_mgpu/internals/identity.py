@@ -6,7 +6,7 @@ kept alive, so that no other object can take the place of one that is gone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableMapping, MutableSet
+from collections.abc import Iterable, Iterator, MutableMapping, MutableSet, Sequence
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -76,6 +76,16 @@ class IdentitySet(MutableSet[K], Generic[K]):
 
     def __len__(self) -> int:
         return len(self._items)
+
+
+def are_same(first: Sequence[object], second: Sequence[object]) -> bool:
+    """Whether two sequences hold the same objects in the same order.
+
+    >>> shared = [1]
+    >>> are_same([shared], [shared]), are_same([shared], [[1]])
+    (True, False)
+    """
+    return len(first) == len(second) and all(a is b for a, b in zip(first, second))
 
 
 def unique(items: Iterable[K]) -> list[K]:

@@ -153,7 +153,8 @@ class Trainer:
         for function, stage in zip(self._functions, self._stages):
             with tf.device(function.stage.device):
                 gradients = stage.gradients()
-            for weight, gradient in zip(weights_of(function, self._weights), gradients):
+            used = weights_of(function, self._weights)
+            for weight, gradient in zip(used, gradients, strict=True):
                 parts[weight].append(gradient)
         totals = []
         for weight in self._weights:

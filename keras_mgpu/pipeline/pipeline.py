@@ -17,7 +17,7 @@ from keras_mgpu.blueprint import named_schedules
 from keras_mgpu.blueprint.partition import PartitionPlan
 from keras_mgpu.blueprint.schedule import Schedule
 from keras_mgpu.blueprint.timeline import Costs, StageBytes
-from keras_mgpu.internals.identity import IdentityMap, unique
+from keras_mgpu.internals.identity import IdentityMap, are_same, unique
 from keras_mgpu.internals.tf_functions import scratch_graph
 from keras_mgpu.internals.tf_graph_optimizer import OptimizeStagesOnly
 from keras_mgpu.model.layer_calls import LayerCalls, Value
@@ -81,6 +81,7 @@ class Pipeline:
             self._norms = norms_by_statistic(self.stages)
         self._functions: dict[bool, list[StageFunction]] = {}
         self._training_stages: list[TrainingStage] = []
+        self._trained_weights: list[keras.Variable] = []
         self._eager = False
         self._optimizer = OptimizeStagesOnly()
         self._compilers: list[StageCompiler | None] = [None for _ in self.stages]
@@ -221,6 +222,10 @@ class Pipeline:
             infer(self._stage_functions(training=False), schedule, data)
 
     def _trainer(self, weights: Sequence[keras.Variable]) -> Trainer:
+        if not are_same(weights, self._trained_weights):
+            # A layer was frozen or thawed, which also changes what it does in a forward pass.
+            self._functions.pop(True, None)
+            self._training_stages, self._trained_weights = [], list(weights)
         functions = self._stage_functions(training=True)
         if not self._training_stages:
             made = {number for each in functions for number in each.stage.outputs}

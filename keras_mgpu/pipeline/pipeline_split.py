@@ -304,6 +304,8 @@ class PipelineSplit(SharesCompiled):
     def profile(self, x: Any, y: Any = None, sample_weight: Any = None) -> MeasuredStep:
         """Runs a training step under TensorFlow's profiler, and undoes it.
 
+        Needs several micro-batches, and steps that are not run eagerly.
+
         Args:
             x: A batch of inputs.
             y: Its targets.

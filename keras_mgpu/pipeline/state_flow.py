@@ -93,8 +93,13 @@ class StateFlow:
         return self._before[variable]
 
     def _warn_once(self, variable: keras.Variable, stage: Stage) -> None:
-        """State that layers keep beside metrics moves with each micro-batch: worth knowing."""
-        kept = IdentitySet(v for layer in stage.sublayers for v in own_non_trainable(layer))
+        """State that layers keep beside metrics moves with each micro-batch: worth knowing.
+
+        That statistics of batch normalization do so was asked for.
+        """
+        norm = keras.layers.BatchNormalization
+        layers = [layer for layer in stage.sublayers if not isinstance(layer, norm)]
+        kept = IdentitySet(v for layer in layers for v in own_non_trainable(layer))
         is_first = variable not in self._after[0]
         if is_first and self._sizes.num_micro_batches > 1 and variable in kept:
             warnings.warn(
