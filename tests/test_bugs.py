@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers, ops
+from versions import KERAS
 
 from keras_mgpu import PipelineSplit
 
@@ -121,6 +122,10 @@ def test_stateful_layers_are_refused_with_micro_batches(devices):
 
     with pytest.raises(ValueError, match=r"'lstm' is stateful.*micro_batches=1"):
         PipelineSplit(make(), devices[:2], micro_batches=2)
+    if KERAS < (3, 14):
+        with pytest.raises(ValueError, match=r"needs Keras 3\.14"):
+            PipelineSplit(make(), devices[:2], micro_batches=1)
+        return
     model = make()
     split = PipelineSplit(model, devices[:2], micro_batches=1)
     x = np.random.default_rng(0).normal(size=(4, 3, 6)).astype("float32")

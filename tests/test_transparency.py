@@ -15,6 +15,7 @@ from transparency import (
     OPTIMIZERS,
     VARIANTS,
 )
+from versions import KERAS
 
 from keras_mgpu import PipelineSplit
 
@@ -175,6 +176,8 @@ PAIRS = [(name, how) for cases, splits in RUNS for name in cases for how in spli
 
 @pytest.mark.parametrize(("name", "how"), sorted(PAIRS, key=lambda pair: ORDER[pair[0]]))
 def test_same_numbers_as_plain_keras(name, how, devices):
+    if name == "float64" and KERAS < (3, 14):
+        pytest.skip("Keras before 3.14 cannot train this model in float64 itself")
     expected = plain(name)
     case = CASES[name]
     model = build(case)

@@ -186,6 +186,12 @@ def _read(variable: Any) -> list[tf.Tensor]:
     return [read(resource=copy.handle, dtype=copy.dtype) for copy in copies_of(variable)]
 
 
+def supports_open_batches_of_stateful_layers() -> bool:
+    """Whether stateful recurrent layers can be traced for batches of any size: since Keras 3.14."""
+    major, minor = keras.__version__.split(".")[:2]
+    return (int(major), int(minor)) >= (3, 14)
+
+
 def strategy_of(model: keras.Model) -> Any:
     """The strategy in whose scope a model was made, or `None`."""
     return model._distribute_strategy

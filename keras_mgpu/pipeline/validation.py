@@ -12,7 +12,10 @@ import tensorflow as tf
 from keras_mgpu.blueprint import named_schedules
 from keras_mgpu.blueprint.schedule import Schedule
 from keras_mgpu.internals.keras_graph import Functional
-from keras_mgpu.internals.keras_training import strategy_of
+from keras_mgpu.internals.keras_training import (
+    strategy_of,
+    supports_open_batches_of_stateful_layers,
+)
 from keras_mgpu.model.stages import Stage
 
 FORMS = (
@@ -145,6 +148,11 @@ def check_statelessness(layers: Sequence[keras.Layer], num_micro_batches: int) -
             f"The layer '{stateful[0]}' is stateful: it keeps a state for each sample of a batch, "
             "which is incompatible with micro-batches. Use `micro_batches=1`. "
             f"Received: micro_batches={num_micro_batches}"
+        )
+    if stateful and not supports_open_batches_of_stateful_layers():
+        raise ValueError(
+            f"The layer '{stateful[0]}' is stateful. Splitting stateful layers needs Keras 3.14 or "
+            f"later: `pip install -U keras`. Received: keras.__version__={keras.__version__!r}"
         )
 
 

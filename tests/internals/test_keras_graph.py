@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 from keras import layers
+from versions import needs_layers_beside_the_graph
 
 from keras_mgpu.internals import keras_graph
 
@@ -60,6 +61,7 @@ def test_inputs_by_name_and_outputs_in_the_users_structure():
     assert keras_graph.pack_outputs(skip(), [7]) == 7
 
 
+@needs_layers_beside_the_graph
 def test_layers_beside_the_graph_are_found_too():
     model = skip()
     model.extra = layers.Dense(3, name="extra")

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from pinned import Pinned
 from placed import compiled, data, layers_of, report_of
+from versions import needs_layers_beside_the_graph
 
 import keras_mgpu as km
 
@@ -114,6 +115,7 @@ def test_layers_inside_layers_and_loops(devices):
     assert sum(layer.num_ops for layer in recurrent) > 20
 
 
+@needs_layers_beside_the_graph
 def test_layers_outside_of_the_functional_graph():
     class Net(keras.Model):
         def __init__(self):
