@@ -1,7 +1,7 @@
-"""Dictionaries and sets of objects that are told apart by what they are, not by what they equal.
+"""Dictionaries and sets that compare objects with `is` instead of `==`.
 
-Keras variables and tensors compare by value, and layers of one name are not one layer. Keys are
-kept alive, so that no other object can take the place of one that is gone.
+Keras variables and tensors compare by value, so they cannot be keys of ordinary dictionaries. Keys
+are kept alive, so that the identity of a deleted object cannot be reused by another one.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def recorded_losses(
     entries = compile_loss._flat_losses
     compile_loss._flat_losses = [entry._replace(loss=record) for entry in entries]
     try:
-        with keras.StatelessScope():  # The metrics of single losses shall not count this.
+        with keras.StatelessScope():  # The metrics of single losses must not count this.
             compile_loss(y_true, y_pred, sample_weight)
     finally:
         compile_loss._flat_losses = entries

@@ -3,7 +3,7 @@
 Two functions of Keras's trainer fail as soon as there is a second process (keras-team/keras#20585):
 one hands a whole batch to `strategy.reduce`, which takes one tensor at a time there; the other
 asks it for the mean over the samples of a metric, which has none. Both are tried with a stand-in
-for a cluster, and only what fails is replaced: where Keras is mended, nothing is touched.
+for a cluster, and only what fails is replaced: a Keras release that works is left alone.
 """
 
 from __future__ import annotations

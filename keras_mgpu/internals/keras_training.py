@@ -42,7 +42,7 @@ class TrainingCall:
 
     @property
     def epoch_iterator(self) -> Any:
-        """What gives `fit` its batches; a loop of one's own has none."""
+        """The source of the batches of `fit`. A custom loop has none."""
         iterator = self.names.get("epoch_iterator")
         return iterator if isinstance(iterator, EpochIterator) else None
 
@@ -50,7 +50,7 @@ class TrainingCall:
 def training_call() -> TrainingCall:
     """Finds out who runs the callback that asks.
 
-    Keras tells a callback neither its neighbours nor the data. Both stand in the frames above it:
+    Keras gives a callback neither the other callbacks nor the data. Both are in the frames above:
     a list of callbacks is the `self` of its own methods, and `fit` calls these.
     """
     frame: types.FrameType | None = sys._getframe(1)
@@ -92,8 +92,8 @@ class EpochLength:
     """How many batches `fit` takes in an epoch, for an epoch of which some are trained already.
 
     Left alone, `fit` would complain that the data ran out, and from then on take every epoch to be
-    as short. And if all were trained, which data of unknown length tells too late, the epoch would
-    have no losses.
+    as short. And if all were trained, which is known too late for data of unknown length, the
+    epoch would have no losses.
     """
 
     def __init__(self, model: Any = None, epoch_iterator: Any = None) -> None:
@@ -159,7 +159,7 @@ def batch_size_of(epoch_iterator: Any) -> int | None:
 def profiled_until(callbacks: Iterable[Any]) -> int:
     """The last batch that a user's own TensorBoard callback profiles; 0 if there is none.
 
-    Only one profiler can run at a time, and whoever asked for one shall get it.
+    Only one profiler can run at a time, and the user's own comes first.
     """
     boards = [each for each in callbacks if isinstance(each, keras.callbacks.TensorBoard)]
     return max([each._stop_batch for each in boards if each._start_batch > 0], default=0)

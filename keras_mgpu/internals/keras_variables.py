@@ -112,6 +112,6 @@ def _lasting_names(layers: list[Any]) -> list[str]:
 
 
 def global_seed_state() -> keras.Variable | None:
-    """The state behind `keras.random` calls without a seed, if there were any."""
+    """The state of the global seed, which `keras.random` uses without a seed; `None` if unused."""
     generator = global_state.get_global_attribute("global_seed_generator")
     return None if generator is None else generator.state

@@ -60,7 +60,7 @@ def functions_in(graph: Any) -> dict[str, Any]:
 
 
 def variant_of(dataset: tf.data.Dataset) -> tf.Tensor:
-    """The tensor behind a dataset, which another dataset can be made of."""
+    """The variant tensor of a dataset, from which another dataset can be made."""
     return dataset._variant_tensor
 
 

@@ -3,7 +3,7 @@
 A step with many micro-batches is a large graph of calls, in which there is nothing to optimize, but
 which takes the optimizer longer the more micro-batches there are. The stages' functions, made once
 and called many times, are where its work is worth it. TensorFlow notes with each call whether the
-function it calls shall be optimized; both cases are set through the public options.
+function it calls should be optimized; both cases are set through the public options.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def _try(
     parts = [_part(values, start, end) for start, end in PARTS]
     try:
         return _flat(function(*values)), [_flat(function(*part)) for part in parts], parts
-    except Exception:  # Whatever the user's code raises on random values tells nothing.
+    except Exception:  # An error on random values says nothing about real ones.
         return None
 
 
@@ -172,7 +172,7 @@ class _Random:
     def __init__(self, specs: tuple[Any, ...], shorten: bool) -> None:
         leaves = [leaf for leaf in tree.flatten(specs) if leaf is not None]
         shapes = [tuple(leaf.shape) for leaf in leaves]
-        # A length that one spec leaves open is the one that another tells for the same axis.
+        # A size that one spec leaves open is taken from another spec with the same axis.
         self._sizes = {axis: n for shape in shapes for axis, n in enumerate(shape) if n is not None}
         self._num_classes = max([shape[-1] or 2 for shape in shapes if len(shape) > 1], default=2)
         self._shorten = shorten

@@ -118,7 +118,7 @@ def _write_body(definition: Any, graph: GraphOps, piece: Piece, content: PieceCo
         read = graph.inputs_of(op)
         node.input.extend(names.get(tensor.ref()) or _edge_name(tensor) for tensor in read)
         node.input.extend(f"^{each.name}" for each in op.control_inputs if each in inside)
-        # Also what only reads a variable: whoever assigns to it must wait for that.
+        # Ops that only read a variable, too: an assignment must wait for them.
         if op.op_def.is_stateful:
             definition.control_ret[op.name] = op.name
             definition.signature.control_output.append(op.name)

@@ -2,8 +2,8 @@
 
 Keras layers assign to variables while they run: statistics, seeds, metrics. Called once per
 micro-batch, in an order that a schedule chooses, that would give other numbers than one call with
-the whole batch. Here every assignment is caught and returned as a value, and whoever runs the
-micro-batches decides what becomes of it.
+the whole batch. Here every assignment is caught and returned as a value. `state_flow.py` decides
+what happens to it.
 """
 
 from __future__ import annotations
@@ -297,10 +297,7 @@ class StageFunction:
 
 
 def _renamed(tensor: Any) -> Any:
-    """A tensor of its own, even where a layer returned one twice.
-
-    Gradients are told apart by the tensor.
-    """
+    """Returns a new tensor, so that an output which a layer returned twice has two gradients."""
     return tf.nest.map_structure(tf.identity, tensor, expand_composites=True)
 
 
