@@ -135,8 +135,7 @@ class Trainer:
         options = call_options(outputs.tensors[0])
         for stage in reversed(range(len(self._stages))):
             own = {leaf for leaf in wanted if leaf[0] in self._functions[stage].stage.outputs}
-            ahead = StepsAhead(inputs[stage], own, schedule.kinds_of(stage), options)
-            wanted.update(self._stages[stage].prepare(ahead))
+            wanted.update(self._stages[stage].prepare(StepsAhead(inputs[stage], own, options)))
 
     def run(self, schedule: Schedule, data: StepData[State]) -> list[Gradient]:
         """Runs every op of the schedule; returns the gradient of each weight, or `None`."""
@@ -185,11 +184,7 @@ class _Step:
         return kinds[op.kind](op)
 
     def _forward(self, op: Op) -> list[Waitable]:
-        run = self._stages[op.stage].forward(
-            self._flow.inputs(op),
-            recompute=op.stage in self._schedule.recomputed_stages,
-            split_weights=op.stage in self._schedule.split_stages,
-        )
+        run = self._stages[op.stage].forward(self._flow.inputs(op))
         key = op.stage, op.micro_batch
         self._runs[key] = run
         self._loss_gradients[key] = self._flow.take(op, run.outputs)

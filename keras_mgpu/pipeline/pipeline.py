@@ -239,12 +239,14 @@ class Pipeline:
     def _training_stage(
         self, function: StageFunction, weights: Sequence[keras.Variable], made: set[int]
     ) -> TrainingStage:
+        kinds = self.schedule.kinds_of(function.stage.index)
         if self._eager:
-            return EagerStage(function, weights, made)
+            return EagerStage(function, weights, made, kinds)
         return TracedStage(
             function,
             weights,
             made,
+            kinds,
             num_micro_batches=self.schedule.num_micro_batches,
             stays_a_call=self._stays_a_call,
         )

@@ -64,6 +64,7 @@ def trace(devices, schedule, make_model=residual_mlp):
             function,
             weights_of(function, weights),
             made,
+            schedule.kinds_of(function.stage.index),
             num_micro_batches=num,
             stays_a_call=True,
         )

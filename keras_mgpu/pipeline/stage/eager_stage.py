@@ -22,6 +22,7 @@ class EagerStage:
         function: The stage.
         weights: The weights to find gradients for.
         made: Numbers of the values that stages make, and so can have gradients.
+        kinds: The kinds of ops that the schedule has for it.
     """
 
     def __init__(
@@ -29,10 +30,12 @@ class EagerStage:
         function: StageFunction,
         weights: Sequence[keras.Variable],
         made: Collection[int],
+        kinds: Collection[str],
     ) -> None:
         self.function = function
         self.weights = weights
         self.made = made
+        self.kinds = kinds
         self._sums = GradientSum(weights)
 
     def prepare(self, steps: StepsAhead) -> Collection[Leaf]:
@@ -43,9 +46,9 @@ class EagerStage:
     def begin(self) -> None:
         self._sums = GradientSum(self.weights)
 
-    def forward(self, inputs: StageInputs, *, recompute: bool, split_weights: bool) -> EagerRun:
-        run = EagerRun(self, inputs, self._sums, split_weights)
-        if recompute:
+    def forward(self, inputs: StageInputs) -> EagerRun:
+        run = EagerRun(self, inputs, self._sums)
+        if "R" in self.kinds:
             run.forget()
         return run
 
@@ -60,17 +63,13 @@ class EagerRun:
         stage: The stage.
         inputs: What the run starts from.
         sums: Takes the gradients of the weights.
-        split_weights: Whether gradients of weights are added when they are asked for.
     """
 
-    def __init__(
-        self, stage: EagerStage, inputs: StageInputs, sums: GradientSum, split_weights: bool
-    ) -> None:
+    def __init__(self, stage: EagerStage, inputs: StageInputs, sums: GradientSum) -> None:
         self.ran: list[Waitable] = []
         self._stage = stage
         self._inputs = inputs
         self._sums = sums
-        self._split_weights = split_weights
         self._of_weights: list[Gradient] = []
         self._record()
 
@@ -104,7 +103,7 @@ class EagerRun:
             given = [*loss_gradients, *cotangents.values()]
             found = self._tape.gradient(targets, sources, output_gradients=given)
         self._of_weights = found[len(self._sources) :]
-        if not self._split_weights:
+        if "W" not in self._stage.kinds:
             self.weight_gradients()
         of_inputs = zip(self._sources, found)
         return Backward({leaf: tf.convert_to_tensor(g) for leaf, g in of_inputs if g is not None})

@@ -40,6 +40,7 @@ class TracedStage:
         function: The stage.
         weights: The weights to find gradients for.
         made: Numbers of the values that stages make, and so can have gradients.
+        kinds: The kinds of ops that the schedule has for it.
         num_micro_batches: How many a step has.
         stays_a_call: Whether its functions must not be copied into the step.
     """
@@ -49,6 +50,7 @@ class TracedStage:
         function: StageFunction,
         weights: Sequence[keras.Variable],
         made: Collection[int],
+        kinds: Collection[str],
         *,
         num_micro_batches: int,
         stays_a_call: bool,
@@ -56,6 +58,7 @@ class TracedStage:
         self._function = function
         self._weights = weights
         self._made = made
+        self._kinds = kinds
         self._stays_a_call = stays_a_call
         self._sums = GradientVariables(function.stage.device) if num_micro_batches > 1 else None
         self._programs: IdentityMap[StageTrace, StageProgram] = IdentityMap()
@@ -78,7 +81,7 @@ class TracedStage:
         if self._sums is not None:
             self._sums.clear()
 
-    def forward(self, inputs: StageInputs, *, recompute: bool, split_weights: bool) -> TracedRun:
+    def forward(self, inputs: StageInputs) -> TracedRun:
         trace, tensors = self._function.trace(inputs)
         return TracedRun(self._programs[trace], tensors, self._returned)
 
@@ -101,7 +104,7 @@ class TracedStage:
         )
 
         def program_of(make_piece: MakePiece) -> StageProgram:
-            return make_program(graph, steps.cotangents, steps.kinds, make_piece)
+            return make_program(graph, steps.cotangents, self._kinds, make_piece)
 
         compiler = self._function.compiler
         if compiler is not None and compiler.is_on:

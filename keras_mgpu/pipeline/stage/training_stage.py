@@ -37,13 +37,11 @@ class StepsAhead:
     Attributes:
         inputs: What a run of it starts from.
         cotangents: The outputs that will be given gradients.
-        kinds: The kinds of ops that the schedule has for it.
         options: TensorFlow's serialized options for calls.
     """
 
     inputs: StageInputs
     cotangents: Collection[Leaf]
-    kinds: Collection[str]
     options: bytes
 
 
@@ -84,14 +82,8 @@ class TrainingStage(Protocol):
     def begin(self) -> None:
         """Starts a step: nothing is summed yet."""
 
-    def forward(self, inputs: StageInputs, *, recompute: bool, split_weights: bool) -> StageRun:
-        """Runs the layers on a micro-batch.
-
-        Args:
-            inputs: What the run starts from.
-            recompute: Whether only the inputs are kept, as the layers will run once more.
-            split_weights: Whether gradients of weights come after the backward, by themselves.
-        """
+    def forward(self, inputs: StageInputs) -> StageRun:
+        """Runs the layers on a micro-batch."""
 
     def gradients(self) -> list[Gradient]:
         """For each weight, the sum over micro-batches, or `None`."""

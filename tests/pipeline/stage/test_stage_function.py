@@ -151,7 +151,7 @@ def test_errors_of_layers_name_the_stage():
 def gradients_of(stage, function, recompute, split_weights):
     """The gradients of a stage's output and weights, for a loss that is the sum of outputs."""
     stage.begin()
-    run = stage.forward(inputs_of(function), recompute=recompute, split_weights=split_weights)
+    run = stage.forward(inputs_of(function))
     if recompute:
         run.recompute()
     leaf = (function.stage.outputs[0], 0)
@@ -168,17 +168,19 @@ def test_eager_and_traced_stages_find_the_same_gradients(recompute, split_weight
     (stage,) = stages_of(model)
     weights, made = model.trainable_weights, {*stage.inputs, *stage.outputs}
     leaf = (stage.outputs[0], 0)
+    kinds = "F" + "R" * recompute + "B" + "W" * split_weights
     eager = StageFunction(stage, training=True, eager=True)
-    expected = gradients_of(EagerStage(eager, weights, made), eager, recompute, split_weights)
+    expected = gradients_of(
+        EagerStage(eager, weights, made, kinds), eager, recompute, split_weights
+    )
 
     traced = StageFunction(stage, training=True)
-    kinds = "F" + "R" * recompute + "B" + "W" * split_weights
-    trains = TracedStage(traced, weights, made, num_micro_batches=2, stays_a_call=True)
+    trains = TracedStage(traced, weights, made, kinds, num_micro_batches=2, stays_a_call=True)
 
     @tf.function(autograph=False)
     def step():
         with tf.init_scope():
-            trains.prepare(StepsAhead(inputs_of(traced), [leaf], kinds, options=b""))
+            trains.prepare(StepsAhead(inputs_of(traced), [leaf], options=b""))
         return gradients_of(trains, traced, recompute, split_weights)
 
     for found, wanted in zip(step(), expected, strict=True):
