@@ -40,6 +40,11 @@ def build_losses_and_metrics(
         backend.compute_output_spec(metrics.update_state, y, y_pred, sample_weight)
 
 
+def loss_tracker_of(model: keras.Model) -> Any:
+    """The metric that averages the loss over an epoch."""
+    return model._loss_tracker
+
+
 def loss_entries(compile_loss: CompileLoss) -> list[tuple[Any, Any]]:
     """Each loss of a built `CompileLoss`, and the metric that tracks it or `None`."""
     metrics = compile_loss.metrics or [None] * len(compile_loss._flat_losses)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -26,19 +27,61 @@ def slots_of(optimizer: Any) -> list[tuple[keras.Variable, keras.Variable]]:
     return found
 
 
-@contextlib.contextmanager
-def without_all_reduce(optimizer: Any) -> Iterator[None]:
-    """Lets an optimizer take the gradients as they are.
+# Runs a function on a device.
+RunOn = Callable[[str, Callable[[], None]], None]
 
-    Keras sums them over replicas, and be there only one: all gradients go through a single op on
-    a single device for that, and back.
+
+@contextlib.contextmanager
+def updating_by_device(optimizer: Any, run_on: RunOn) -> Iterator[None]:
+    """Lets an optimizer update its variables device by device, with gradients as they are.
+
+    Keras sums gradients over replicas, and be there only one: all gradients go through a single op
+    on a single device for that, and back. And it updates variable by variable, with a learning
+    rate and a step that are computed anew for each.
+
+    Args:
+        optimizer: The optimizer, or one around it that scales the loss.
+        run_on: Runs the updates of the variables of one device.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    vars(inner)["_all_reduce_sum_gradients"] = list
+    decay, update = inner._apply_weight_decay, inner._distributed_tf_update_step
+
+    def decay_by_device(variables: Sequence[Any]) -> None:
+        for device, subset in _by_device(variables, lambda variable: variable).items():
+            run_on(device, functools.partial(decay, subset))
+
+    def update_by_device(distribution: Any, pairs: Sequence[Any], learning_rate: Any) -> None:
+        for device, subset in _by_device(pairs, lambda pair: pair[1]).items():
+            run_on(device, functools.partial(update, distribution, subset, learning_rate))
+
+    replaced: dict[str, Any] = {
+        "_all_reduce_sum_gradients": list,
+        "_distributed_tf_update_step": update_by_device,
+    }
+    if getattr(inner, "weight_decay", None) is not None:
+        replaced["_apply_weight_decay"] = decay_by_device
+    vars(inner).update(replaced)
     try:
         yield
     finally:
-        del vars(inner)["_all_reduce_sum_gradients"]
+        for name in replaced:
+            del vars(inner)[name]
+
+
+def _by_device(entries: Sequence[Any], variable_of: Callable[[Any], Any]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for entry in entries:
+        variable = variable_of(entry)
+        value = variable.value if isinstance(variable, keras.Variable) else variable
+        found.setdefault(value.device, []).append(entry)
+    return found
+
+
+def numbers_of(optimizer: Any) -> list[keras.Variable]:
+    """The step and the learning rate, which updates read and never assign."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    rate = getattr(inner, "_learning_rate", None)
+    return [inner._iterations, *([rate] if isinstance(rate, keras.Variable) else [])]
 
 
 def rekey_optimizer(optimizer: Any) -> None:

@@ -39,6 +39,21 @@ class AssignmentScope(keras.StatelessScope):
         super().add_update((variable, value))
 
 
+class FixedValues(keras.StatelessScope):
+    """Some variables are read as these tensors; all others are read and assigned as ever.
+
+    Args:
+        values: Variables, each with what stands for it.
+    """
+
+    def __init__(self, values: Iterable[tuple[keras.Variable, Any]]) -> None:
+        super().__init__(list(values))
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        variable, value = update
+        variable._direct_assign(value)
+
+
 @contextlib.contextmanager
 def made_before_tracing() -> Iterator[None]:
     """For making variables inside a trace as if before it: else TensorFlow traces it twice."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -200,6 +200,18 @@ def strategy_of(model: keras.Model) -> Any:
 def is_default_strategy(strategy: Any) -> bool:
     """Whether a strategy is the one TensorFlow uses where there is none."""
     return type(strategy).__name__ == "_DefaultDistributionStrategy"
+
+
+@contextlib.contextmanager
+def full_tracebacks() -> Iterator[None]:
+    """Errors are raised as they are. Keras makes others of them, of types of its own choice."""
+    was_filtered = keras.config.is_traceback_filtering_enabled()
+    keras.config.disable_traceback_filtering()
+    try:
+        yield
+    finally:
+        if was_filtered:
+            keras.config.enable_traceback_filtering()
 
 
 def forget_functions(model: keras.Model) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
 # For each op that calls functions, the attributes that name them; and for each such attribute,
@@ -73,6 +74,6 @@ def describe_argument(attributes: Any, tensor: tf.Tensor) -> None:
         attributes["_handle_shapes"].list.shape.append(reads[0].shape.as_proto())
 
 
-def call_options(called: tf.Tensor) -> bytes:
-    """TensorFlow's serialized options for calls, as they stand with what a call returned."""
-    return bytes(called.op.get_attr("config_proto"))
+def call_options() -> bytes:
+    """TensorFlow's serialized options for calls, as they stand now."""
+    return bytes(context.context().function_call_options.config_proto_serialized)

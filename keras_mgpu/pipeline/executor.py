@@ -17,7 +17,6 @@ import tensorflow as tf
 
 from keras_mgpu.blueprint.schedule import Op, Schedule
 from keras_mgpu.internals.identity import IdentityMap, IdentitySet
-from keras_mgpu.internals.tf_functions import call_options
 from keras_mgpu.model.layer_calls import Value
 from keras_mgpu.model.stages import Stage
 from keras_mgpu.pipeline.stage.gradients import Gradient, add_gradients
@@ -132,10 +131,9 @@ class Trainer:
             flow.take(op, outputs)
         flow.repeat_outputs(schedule.num_micro_batches)
         wanted = {leaf for leaf, _ in flow.gradients_of_outputs(0)}
-        options = call_options(outputs.tensors[0])
         for stage in reversed(range(len(self._stages))):
             own = {leaf for leaf in wanted if leaf[0] in self._functions[stage].stage.outputs}
-            wanted.update(self._stages[stage].prepare(StepsAhead(inputs[stage], own, options)))
+            wanted.update(self._stages[stage].prepare(StepsAhead(inputs[stage], own)))
 
     def run(self, schedule: Schedule, data: StepData[State]) -> list[Gradient]:
         """Runs every op of the schedule; returns the gradient of each weight, or `None`."""

@@ -1,15 +1,16 @@
 """Splits a batch into micro-batches and puts results back together.
 
-The number of micro-batches is fixed when a step is traced; the number of samples is not. So the
-last, smaller batch runs through the same graph as every other, and so does a batch with fewer
-samples than micro-batches.
+The number of micro-batches is fixed when a step is traced. The number of samples is fixed for full
+batches: sizes that are known need no arithmetic while the step runs, which on GPUs would go to the
+host and back. Every other size runs through one more trace that leaves it open: the last, smaller
+batch, and a batch with fewer samples than micro-batches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 from keras import tree
@@ -19,6 +20,15 @@ from keras_mgpu.model.layer_calls import Value
 HOST = "/CPU:0"
 # Counts and shares of samples: exact for every number, and as fine as any loss.
 COUNT = tf.float64
+# A number of samples, or something computed from it: known while a step is traced, or not.
+Number: TypeAlias = int | float | tf.Tensor
+
+
+def as_tensor(number: Number, dtype: tf.DType) -> tf.Tensor:
+    """A number as a tensor of this type."""
+    if isinstance(number, tf.Tensor):
+        return tf.cast(number, dtype)
+    return tf.constant(number, dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +36,7 @@ class BatchSizes:
     """How many samples each micro-batch has.
 
     Attributes:
-        batch: Samples in the whole batch, an integer tensor.
+        batch: Samples in the whole batch.
         starts: For each micro-batch, the number of its first sample.
         counts: For each micro-batch, its number of samples; 0 for one that is only there because
             the batch has too few samples. Such a one is fed some samples again, for layers to have
@@ -34,22 +44,53 @@ class BatchSizes:
         rows: For each micro-batch, the number of samples it is fed, at least 1.
     """
 
-    batch: tf.Tensor
-    starts: tuple[tf.Tensor, ...]
-    counts: tuple[tf.Tensor, ...]
-    rows: tuple[tf.Tensor, ...]
+    batch: Number
+    starts: tuple[Number, ...]
+    counts: tuple[Number, ...]
+    rows: tuple[Number, ...]
 
     @property
     def num_micro_batches(self) -> int:
         return len(self.counts)
 
-    def share(self, index: int) -> tf.Tensor:
+    @property
+    def are_known(self) -> bool:
+        """Whether they are known while a step is traced. Micro-batches are equal then."""
+        return isinstance(self.batch, int)
+
+    def share(self, index: int) -> Number:
         """The share of the batch's samples that are in micro-batch `index`."""
+        if self.are_known:
+            return self.counts[index] / self.batch
         return tf.cast(self.counts[index], COUNT) / tf.cast(self.batch, COUNT)
 
-    def is_used(self, index: int) -> tf.Tensor:
+    def is_used(self, index: int) -> Number:
         """1.0 if the micro-batch has samples of its own, else 0.0."""
-        return tf.cast(self.counts[index] > 0, COUNT)
+        return 1.0 if self.are_known else tf.cast(self.counts[index] > 0, COUNT)
+
+
+def equal_size(batch: Any, num_micro_batches: int) -> int | None:
+    """The number of samples, if it is known and divides into equal micro-batches.
+
+    With one micro-batch a batch is left as it is, and traced for every size as in plain Keras.
+    """
+    leaves = [leaf for leaf in tree.flatten(batch) if leaf is not None]
+    if num_micro_batches == 1 or not all(isinstance(leaf, tf.Tensor) for leaf in leaves):
+        return None
+    sizes = {leaf.shape[0] if leaf.shape.rank else None for leaf in leaves}
+    size = sizes.pop()
+    return None if sizes or not size or size % num_micro_batches else int(size)
+
+
+def equal_sizes(size: int, num_micro_batches: int, full: tf.Variable | None = None) -> BatchSizes:
+    """How a batch is cut whose size is known and divides; arguments as for `sizes_of`."""
+    each = size // num_micro_batches
+    if full is not None:
+        with tf.device(HOST):
+            full.assign(tf.maximum(full, each))
+    starts = tuple(index * each for index in range(num_micro_batches))
+    counts = (each,) * num_micro_batches
+    return BatchSizes(size, starts, counts, counts)
 
 
 def open_sizes(batch: Any) -> Any:
@@ -114,16 +155,20 @@ def merge(micro_batches: Sequence[Any], sizes: BatchSizes) -> Any:
             check_rows(part, count)
 
     def concat(*parts: tf.Tensor) -> tf.Tensor:
-        used = [part[:count] for part, count in zip(parts, sizes.counts)]
+        used = parts
+        if not sizes.are_known:
+            used = tuple(part[:count] for part, count in zip(parts, sizes.counts))
         return tf.concat(used, axis=0)
 
     return parts_to_whole(concat, micro_batches)
 
 
-def check_rows(outputs: Any, num_samples: tf.Tensor) -> None:
+def check_rows(outputs: Any, num_samples: Number) -> None:
     """Stops a step whose outputs do not have one row per sample: they could not be merged."""
     for leaf in tree.flatten(outputs):
         if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
+            if isinstance(num_samples, int) and leaf.shape[0] == num_samples:
+                continue
             rows = tf.shape(leaf)[0]
             tf.debugging.assert_equal(
                 rows,
@@ -152,8 +197,9 @@ def _num_samples(leaf: Any) -> tf.Tensor:
 def _slice(leaf: Any, sizes: BatchSizes, index: int) -> Any:
     if leaf is None or sizes.num_micro_batches == 1:
         return leaf
-    count = sizes.rows[index]
-    start = tf.minimum(sizes.starts[index], sizes.batch - count)
+    count, start = sizes.rows[index], sizes.starts[index]
+    if not sizes.are_known:
+        start = tf.minimum(start, sizes.batch - count)
     if isinstance(leaf, tf.SparseTensor):
         shape = leaf.dense_shape
         begin = tf.concat([[tf.cast(start, shape.dtype)], tf.zeros_like(shape[1:])], axis=0)
@@ -167,10 +213,12 @@ class Batch:
     """A batch as `fit` hands it over, whole and in micro-batches.
 
     Attributes:
-        x: Inputs. Nothing traced with them, or with what follows, knows the number of samples.
+        x: Inputs. Unless sizes are known, nothing traced with them, or with what follows, knows the
+            number of samples.
         y: Targets.
         sample_weight: Weights.
         static_size: The number of samples, if it is known before the step runs.
+        size_in_keras: The same, if plain Keras knew it; each loss of several is averaged by it.
         sizes: How many samples each micro-batch has.
         y_parts: The targets of each micro-batch.
         weight_parts: The weights of each.
@@ -180,6 +228,7 @@ class Batch:
     y: Value
     sample_weight: Value
     static_size: int | None
+    size_in_keras: int | None
     sizes: BatchSizes
     y_parts: list[Value]
     weight_parts: list[Value]
@@ -192,10 +241,18 @@ class Batch:
         sample_weight: Value,
         num_micro_batches: int,
         full: tf.Variable | None = None,
+        is_open_in_keras: bool = False,
     ) -> Batch:
         first = next(leaf for leaf in tree.flatten(x) if leaf is not None)
-        whole = [open_sizes(value) for value in (x, y, sample_weight)]
-        sizes = sizes_of(whole[0], num_micro_batches, full)
+        whole = [x, y, sample_weight]
+        size = equal_size(whole, num_micro_batches)
+        if size is not None:
+            sizes = equal_sizes(size, num_micro_batches, full)
+        else:
+            whole = [open_sizes(value) for value in whole]
+            sizes = sizes_of(whole[0], num_micro_batches, full)
         y_parts, weight_parts = (split(value, sizes) for value in whole[1:])
         x, y, sample_weight = whole
-        return cls(x, y, sample_weight, first.shape[0], sizes, y_parts, weight_parts)
+        known = first.shape[0]
+        in_keras = None if is_open_in_keras else known
+        return cls(x, y, sample_weight, known, in_keras, sizes, y_parts, weight_parts)

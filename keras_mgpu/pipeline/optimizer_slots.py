@@ -7,22 +7,31 @@ first GPU of a split model fills up with the slots of all the others.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from keras_mgpu.internals.identity import IdentityMap
-from keras_mgpu.internals.keras_optimizers import rekey_optimizer, slots_of, without_all_reduce
+from keras_mgpu.internals.identity import IdentityMap, IdentitySet, unique
+from keras_mgpu.internals.keras_optimizers import (
+    numbers_of,
+    optimizer_variables,
+    rekey_optimizer,
+    slots_of,
+    updating_by_device,
+)
+from keras_mgpu.internals.keras_state import FixedValues
 from keras_mgpu.internals.keras_variables import move_variable
-from keras_mgpu.internals.tf_functions import is_eager
+from keras_mgpu.internals.tf_functions import KEEP_AS_CALL, is_eager
 from keras_mgpu.model.stages import copy_to
+from keras_mgpu.system.devices import satisfies
 
 HOST = "/CPU:0"
 
 
-def build_beside(optimizer: Any, variables: Sequence[keras.Variable]) -> None:
+def build_beside(optimizer: Any, variables: Sequence[keras.Variable], device: str) -> None:
     """Makes an optimizer's slots if they are not there, and puts each beside its variable.
 
     They are made on the host first: all of them together may not fit any one device.
@@ -30,19 +39,28 @@ def build_beside(optimizer: Any, variables: Sequence[keras.Variable]) -> None:
     if not optimizer.built:
         with tf.init_scope(), tf.device(HOST):
             optimizer.build(list(variables))
-    place_slots(optimizer)
+    place_slots(optimizer, device)
 
 
-def place_slots(optimizer: Any) -> None:
-    """Moves the slots of a built optimizer to their variables' devices."""
+def place_slots(optimizer: Any, device: str) -> None:
+    """Moves the slots of a built optimizer to their variables' devices.
+
+    Args:
+        optimizer: The optimizer.
+        device: Where its other variables go, such as its step: beside the loss.
+    """
+    slots = [(slot, variable.value.device) for variable, slot in slots_of(optimizer)]
+    are_slots = IdentitySet(slot for slot, _ in slots)
+    others = [v for v in optimizer_variables(optimizer) if v not in are_slots]
+    places = [*slots, *((variable, device) for variable in unique(others))]
     with tf.init_scope():
         moves = [
-            (slot, copy_to(slot, variable.value.device))
-            for variable, slot in slots_of(optimizer)
-            if slot.value.device != variable.value.device
+            (variable, copy_to(variable, place))
+            for variable, place in places
+            if not satisfies(variable.value.device, place)
         ]
-        for slot, value in moves:
-            move_variable(slot, value)
+        for variable, value in moves:
+            move_variable(variable, value)
     rekey_optimizer(optimizer)
 
 
@@ -50,8 +68,46 @@ def apply_beside(
     optimizer: Any, gradients: Sequence[Any], variables: Sequence[keras.Variable]
 ) -> None:
     """Updates variables, each on its own device."""
-    with without_all_reduce(optimizer), _beside_inputs():
+    with updating_by_device(optimizer, _Updates(optimizer).run_on), _beside_inputs():
         optimizer.apply_gradients(zip(gradients, variables))
+
+
+class _Updates:
+    """The updates of a step: one function per device, for TensorFlow to optimize as a whole.
+
+    What all of its variables need, such as powers of the step, is then computed once.
+
+    Args:
+        optimizer: The optimizer.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._numbers = numbers_of(optimizer)
+
+    def run_on(self, device: str, update: Callable[[], None]) -> None:
+        if tf.executing_eagerly():
+            update()
+            return
+        packed = self._packed
+
+        def body() -> None:
+            with tf.device(device):
+                values = tf.unstack(packed)
+                read = [(v, tf.cast(x, v.dtype)) for v, x in zip(self._numbers, values)]
+                with FixedValues(read):
+                    update()
+
+        with tf.device(device):
+            tf.function(body, autograph=False, **KEEP_AS_CALL)()
+
+    @functools.cached_property
+    def _packed(self) -> tf.Tensor:
+        """The numbers that all updates read, in a single tensor: a single copy to each device.
+
+        As `float64`, which holds every step and learning rate exactly.
+        """
+        with tf.device(self._numbers[0].value.device):
+            return tf.stack([tf.cast(number.value, tf.float64) for number in self._numbers])
 
 
 @contextlib.contextmanager

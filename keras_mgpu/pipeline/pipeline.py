@@ -7,7 +7,7 @@ with stages, micro-batches and schedules.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import keras
@@ -27,7 +27,7 @@ from keras_mgpu.pipeline.executor import Head, StepData, Trainer, infer, weights
 from keras_mgpu.pipeline.loss import loss_terms
 from keras_mgpu.pipeline.loss.compiled_loss import CompiledLoss
 from keras_mgpu.pipeline.loss.loss_head import LossHead
-from keras_mgpu.pipeline.micro_batches import Batch
+from keras_mgpu.pipeline.micro_batches import Batch, Number
 from keras_mgpu.pipeline.stage.eager_stage import EagerStage
 from keras_mgpu.pipeline.stage.gradients import Gradient
 from keras_mgpu.pipeline.stage.measuring import measure
@@ -95,17 +95,53 @@ class Pipeline:
         self._compilers = [StageCompiler(stage) if jit_compile else None for stage in self.stages]
         self._full_sizes = {}
 
+    @contextlib.contextmanager
+    def by_hand(self) -> Iterator[None]:
+        """Stages run one op after the other, as under `run_eagerly`: errors show where they are."""
+        functions, stages = self._functions, self._training_stages
+        eager, compilers = self._eager, self._compilers
+        self._functions, self._training_stages = {}, []
+        self._eager, self._compilers = True, [None for _ in self.stages]
+        try:
+            yield
+        finally:
+            self._functions, self._training_stages = functions, stages
+            self._eager, self._compilers = eager, compilers
+
     def around_step(self) -> contextlib.AbstractContextManager[None]:
         """The scope in which a step is to be called."""
         is_split = self.schedule.num_micro_batches > 1
         return self._optimizer.around_step() if is_split else contextlib.nullcontext()
 
+    def inside_step(self) -> contextlib.AbstractContextManager[None]:
+        """The scope in which a step calls functions that TensorFlow should optimize."""
+        return self._optimizer.inside_step()
+
+    @contextlib.contextmanager
+    def after_all(self, gradients: Sequence[Gradient]) -> Iterator[None]:
+        """What is built inside runs once all stages are through: all of a step is done, or none."""
+        if self._eager or self.schedule.num_micro_batches == 1:
+            yield
+            return
+        tensors = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+        with tf.device(self.stages[-1].device):
+            done = tf.group([tensor.op for tensor in tensors if tensor is not None])
+        with tf.control_dependencies([done]):
+            yield
+
     def split_batch(
-        self, mode: str, x: Value, y: Value = None, sample_weight: Value = None
+        self,
+        mode: str,
+        x: Value,
+        y: Value = None,
+        sample_weight: Value = None,
+        *,
+        is_open_in_keras: bool = False,
     ) -> Batch:
         """Splits a batch into micro-batches, for the modes `train`, `test` and `predict`."""
         num = self.schedule.num_micro_batches
-        batch = Batch.of(x, y, sample_weight, num, self._full_size(mode))
+        full = self._full_size(mode)
+        batch = Batch.of(x, y, sample_weight, num, full, is_open_in_keras)
         for compiler in filter(None, self._compilers):
             compiler.expect_rows(batch.static_size and -(-batch.static_size // num))
         return batch
@@ -115,7 +151,7 @@ class Pipeline:
         batch: Batch,
         compiled: CompiledLoss,
         weights: Sequence[keras.Variable],
-        scale: tf.Tensor,
+        scale: Number,
     ) -> StepResult:
         """Forward and backward passes of a batch.
 
@@ -130,7 +166,7 @@ class Pipeline:
         if head.couples_samples:
             schedule = named_schedules.forwards_first(schedule)
         trainer = self._trainer(weights)
-        with self._optimizer.inside_step():
+        with self.inside_step():
             if not self._eager:
                 with scratch_graph("rehearsal").as_default():
                     trainer.rehearse(schedule, self._training_data(batch, compiled, scale)[0])
@@ -145,7 +181,7 @@ class Pipeline:
         self, batch: Batch, compiled: CompiledLoss, weights: Sequence[keras.Variable]
     ) -> StepResult:
         """Forward passes of a batch; its loss, and no gradients."""
-        head = self._head(batch, compiled, training=False, scale=tf.ones(()))
+        head = self._head(batch, compiled, training=False, scale=1.0)
         data = self._data(batch, head)
         self._infer(data)
         return StepResult(head.finish() + loss_terms.penalty(weights), [], data.state)
@@ -198,7 +234,7 @@ class Pipeline:
         return self._full_sizes[mode]
 
     def _head(
-        self, batch: Batch, compiled: CompiledLoss, *, training: bool, scale: tf.Tensor
+        self, batch: Batch, compiled: CompiledLoss, *, training: bool, scale: Number
     ) -> LossHead:
         """The end of the pipeline: the compiled loss and metrics for one batch."""
         y_pred = self.calls.output_spec(batch.x)
@@ -206,7 +242,7 @@ class Pipeline:
         return LossHead(compiled, batch, self.calls, training=training, scale=scale)
 
     def _training_data(
-        self, batch: Batch, compiled: CompiledLoss, scale: tf.Tensor
+        self, batch: Batch, compiled: CompiledLoss, scale: Number
     ) -> tuple[StepData[StateFlow], LossHead]:
         head = self._head(batch, compiled, training=True, scale=scale)
         return self._data(batch, head), head
@@ -218,7 +254,7 @@ class Pipeline:
 
     def _infer(self, data: StepData[StateFlow]) -> None:
         schedule = named_schedules.forwards_only(self.schedule)
-        with self._optimizer.inside_step():
+        with self.inside_step():
             infer(self._stage_functions(training=False), schedule, data)
 
     def _trainer(self, weights: Sequence[keras.Variable]) -> Trainer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import warnings
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -19,13 +19,16 @@ from keras_mgpu.internals.keras_graph import no_automatic_dependency_tracking
 from keras_mgpu.internals.keras_training import (
     SharesCompiled,
     forget_functions,
+    full_tracebacks,
     write_jit_compile,
 )
 from keras_mgpu.model import layer_calls
 from keras_mgpu.model.layer_calls import LayerCalls
 from keras_mgpu.model.stages import Stage, place_variables
 from keras_mgpu.pipeline import optimizer_slots, planning, validation
+from keras_mgpu.pipeline.batches import Batches
 from keras_mgpu.pipeline.loss.compiled_loss import CompiledLoss
+from keras_mgpu.pipeline.micro_batches import Batch, Number, as_tensor
 from keras_mgpu.pipeline.pipeline import Pipeline
 from keras_mgpu.pipeline.stage import stage_errors
 from keras_mgpu.pipeline.verify import Verifier, VerifyReport
@@ -116,6 +119,7 @@ class PipelineSplit(SharesCompiled):
         super().__init__(name=name or f"{model.name}_split")
         self._pipeline = pipeline
         self._compiles_stages = self._compiles_stages_now = jit_compile
+        self._is_open_in_keras = False
         self.model = model
         self.built = True
         forget_functions(model)
@@ -190,7 +194,7 @@ class PipelineSplit(SharesCompiled):
             model, self.devices[-1], model.run_eagerly, self.micro_batches
         )
         if self.optimizer is not None and self.optimizer.built:
-            optimizer_slots.place_slots(self.optimizer)
+            optimizer_slots.place_slots(self.optimizer, self.devices[-1])
 
     def before_use(self) -> None:
         """Follows a model inside that was compiled again in the meantime."""
@@ -201,60 +205,102 @@ class PipelineSplit(SharesCompiled):
         if self.train_function is None or force:
             validation.check_no_strategy()
             if self.optimizer is not None and self.trainable_weights:
-                optimizer_slots.build_beside(self.optimizer, self.trainable_weights)
+                weights, device = self.trainable_weights, self.devices[-1]
+                optimizer_slots.build_beside(self.optimizer, weights, device)
             super().make_train_function(force=True)
-            self.train_function = self._naming_stages(self.train_function)
+            self.train_function = self._explaining(self.train_function, self._train_by_hand)
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
         if self.test_function is None or force:
             super().make_test_function(force=True)
-            self.test_function = self._naming_stages(self.test_function)
+            self.test_function = self._explaining(self.test_function, self._test_by_hand)
         return self.test_function
 
     def make_predict_function(self, force: bool = False) -> Any:
         if self.predict_function is None or force:
             super().make_predict_function(force=True)
-            self.predict_function = self._naming_stages(self.predict_function)
+            self.predict_function = self._explaining(self.predict_function, self.predict_step)
         return self.predict_function
 
-    def _naming_stages(self, function: Any) -> Any:
+    def _explaining(self, function: Any, by_hand: Callable[[Any], Any]) -> Any:
+        """A function that runs steps, made to say where an error comes from.
+
+        Args:
+            function: Runs steps, given their batches.
+            by_hand: Runs a batch once more without changing a weight, for an error without cause.
+        """
+
         def run(data: Any) -> Any:
-            with stage_errors.in_step(self.stages), self._pipeline.around_step():
-                return function(data)
+            batches = Batches(data, are_read=self.micro_batches > 1)
+            self._is_open_in_keras = batches.are_open_in_keras
+            try:
+                # What names no device runs beside the last stage, where loss and metrics are.
+                with stage_errors.in_step(self.stages), self._pipeline.around_step():
+                    with tf.device(self.devices[-1]):
+                        return function(batches.to_run)
+            except tf.errors.OpError as error:
+                if not stage_errors.hides_its_cause(error) or batches.last is None:
+                    raise
+                with self._pipeline.by_hand(), self._compiled.by_hand(), full_tracebacks():
+                    by_hand(batches.last)
+                raise stage_errors.without_cause(error) from error
 
         return run
 
+    def _train_by_hand(self, data: Any) -> None:
+        batch = self._split_batch("train", data)
+        self._pipeline.train(batch, self._compiled, self.trainable_weights, self._loss_scale())
+
+    def _test_by_hand(self, data: Any) -> None:
+        batch = self._split_batch("test", data)
+        self._pipeline.test(batch, self._compiled, self.trainable_weights)
+
+    def _split_batch(self, mode: str, data: Any) -> Batch:
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        is_open = self._is_open_in_keras
+        return self._pipeline.split_batch(mode, x, y, sample_weight, is_open_in_keras=is_open)
+
     def train_step(self, data: Any) -> Any:
         """One step: all micro-batches through the pipeline, then one update of the weights."""
-        batch = self._pipeline.split_batch("train", *keras.utils.unpack_x_y_sample_weight(data))
+        batch = self._split_batch("train", data)
         weights = self.trainable_weights
         result = self._pipeline.train(batch, self._compiled, weights, self._loss_scale())
-        self.loss_tracker.update_state(result.loss, sample_weight=batch.sizes.batch)
+        self._track_loss(result.loss, batch)
         # What layers assigned comes before the update of the weights, as in plain Keras.
-        result.state.assign()
-        if weights:
-            optimizer_slots.apply_beside(self.optimizer, result.gradients, weights)
-        else:
+        with self._pipeline.inside_step(), self._pipeline.after_all(result.gradients):
+            result.state.assign()
+            if weights:
+                optimizer_slots.apply_beside(self.optimizer, result.gradients, weights)
+        if not weights:
             warnings.warn("The model does not have any trainable weights.", stacklevel=2)
-        return self.get_metrics_result()
+        return self._metrics_result()
 
     def test_step(self, data: Any) -> Any:
         """Loss and metrics of a batch, in forward passes only."""
-        batch = self._pipeline.split_batch("test", *keras.utils.unpack_x_y_sample_weight(data))
+        batch = self._split_batch("test", data)
         result = self._pipeline.test(batch, self._compiled, self.trainable_weights)
-        self.loss_tracker.update_state(result.loss, sample_weight=batch.sizes.batch)
+        self._track_loss(result.loss, batch)
         result.state.assign()
-        return self.get_metrics_result()
+        return self._metrics_result()
 
     def predict_step(self, data: Any) -> Any:
         """The outputs of a batch."""
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         return self._pipeline.predict(self._pipeline.split_batch("predict", x))
 
-    def _loss_scale(self) -> tf.Tensor:
-        one = tf.ones(())
-        return one if self.optimizer is None else self.optimizer.scale_loss(one)
+    def _loss_scale(self) -> Number:
+        scale = 1.0 if self.optimizer is None else self.optimizer.scale_loss(1.0)
+        return scale if isinstance(scale, (float, tf.Tensor)) else tf.convert_to_tensor(scale)
+
+    def _track_loss(self, loss: tf.Tensor, batch: Batch) -> None:
+        with tf.device(self.devices[-1]):  # Beside the last stage, where the loss is.
+            size = as_tensor(batch.sizes.batch, keras.backend.floatx())
+            self.loss_tracker.update_state(loss, sample_weight=size)
+
+    def _metrics_result(self) -> Any:
+        with tf.device(self.devices[-1]):
+            return self.get_metrics_result()
 
     def call(self, inputs: Any, training: bool = False) -> Any:
         """Runs the layers stage by stage, each on its device, without micro-batches."""

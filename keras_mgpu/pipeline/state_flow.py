@@ -23,7 +23,7 @@ import tensorflow as tf
 from keras_mgpu.internals.identity import IdentityMap, IdentitySet
 from keras_mgpu.internals.keras_variables import own_non_trainable, own_state
 from keras_mgpu.model.stages import Stage
-from keras_mgpu.pipeline.micro_batches import BatchSizes
+from keras_mgpu.pipeline.micro_batches import BatchSizes, Number, as_tensor
 from keras_mgpu.pipeline.stage.stage_function import StageOutputs
 
 # Apart enough that no two micro-batches share a stream; odd, so that none repeats.
@@ -74,11 +74,14 @@ class StateFlow:
             if self.passes_on(variable):
                 _check_one_stage(variable, writer, stage)
                 self._warn_once(variable, stage)
-                before = self.read(variable, micro_batch)
-                value = tf.where(self._sizes.counts[micro_batch] > 0, value, before)
+                if not self._sizes.are_known:
+                    before = self.read(variable, micro_batch)
+                    value = tf.where(self._sizes.counts[micro_batch] > 0, value, before)
+                    value.set_shape(before.shape)  # Lost where a number is chosen from a call.
             self._after[micro_batch][variable] = value
         for norm, valid in outputs.valid.items():
-            self._valid[micro_batch][norm] = valid * self._sizes.is_used(micro_batch)
+            is_used = as_tensor(self._sizes.is_used(micro_batch), valid.dtype)
+            self._valid[micro_batch][norm] = valid * is_used
 
     def assign(self) -> None:
         """Puts what the whole batch left into the variables, each on its own device."""
@@ -127,18 +130,18 @@ class StateFlow:
     def _average(self, norm: Any, variable: keras.Variable) -> tf.Tensor:
         """The statistics are linear in what a batch gave, so theirs is its average's."""
         values = [after[variable] for after in self._after]
-        return tf.add_n([tf.cast(w, v.dtype) * v for w, v in zip(self._weights(norm), values)])
+        return tf.add_n([as_tensor(w, v.dtype) * v for w, v in zip(self._weights(norm), values)])
 
     def _variance_of_means(self, norm: Any) -> tf.Tensor:
         """How much the moving variance misses when only variances inside micro-batches count."""
         mean = self._average(norm, norm.moving_mean)
         distances = [
-            tf.cast(weight, mean.dtype) * tf.square(after[norm.moving_mean] - mean)
+            as_tensor(weight, mean.dtype) * tf.square(after[norm.moving_mean] - mean)
             for after, weight in zip(self._after, self._weights(norm))
         ]
         return tf.add_n(distances) / (1.0 - norm.momentum)
 
-    def _weights(self, norm: Any) -> list[tf.Tensor]:
+    def _weights(self, norm: Any) -> list[Number]:
         """Each micro-batch's part in the statistics: by samples, or by valid places."""
         if norm not in self._valid[0]:
             return [self._sizes.share(i) for i in range(self._sizes.num_micro_batches)]

@@ -18,7 +18,7 @@ from keras_mgpu.pipeline import micro_batches
 from keras_mgpu.pipeline.loss.compiled_loss import CompiledLoss
 from keras_mgpu.pipeline.loss.loss_head import merge_masked
 from keras_mgpu.pipeline.loss.loss_terms import ONE
-from keras_mgpu.pipeline.micro_batches import Batch
+from keras_mgpu.pipeline.micro_batches import Batch, Number, as_tensor
 from keras_mgpu.pipeline.pipeline import Pipeline
 from keras_mgpu.pipeline.stage.gradients import Gradient
 from keras_mgpu.pipeline.stage.stage_function import LossCall
@@ -164,7 +164,7 @@ class Verifier:
         y: Value,
         sample_weight: Value,
         *,
-        scale: tf.Tensor,
+        scale: Number,
         metrics: Iterable[keras.Metric],
     ) -> VerifyReport:
         """Compares one split step with plain Keras's.
@@ -188,7 +188,7 @@ class Verifier:
             in_parts = self._step_in_parts(batch)
         return VerifyReport(self._compare(split, whole), self._compare(split, in_parts))
 
-    def _split_step(self, data: Sequence[Value], scale: tf.Tensor) -> LossAndGradients:
+    def _split_step(self, data: Sequence[Value], scale: Number) -> LossAndGradients:
         @tf.function(autograph=False)
         def step(x: Value, y: Value, sample_weight: Value) -> Any:
             batch = self._pipeline.split_batch("train", x, y, sample_weight)
@@ -258,7 +258,7 @@ class Verifier:
     ) -> list[tf.Tensor]:
         sizes = batch.sizes
         shares = [sizes.is_used(index) if rule == ONE else sizes.share(index) for rule in rules]
-        return [tf.reduce_sum(x) * tf.cast(share, x.dtype) for x, share in zip(losses, shares)]
+        return [tf.reduce_sum(x) * as_tensor(share, x.dtype) for x, share in zip(losses, shares)]
 
     def _compare(self, split: LossAndGradients, plain: LossAndGradients) -> Comparison:
         pairs = zip(self._weights, split.gradients, plain.gradients)

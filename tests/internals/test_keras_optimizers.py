@@ -49,13 +49,21 @@ def test_an_optimizer_finds_weights_that_have_moved(devices):
     np.testing.assert_array_equal(variables[0].numpy(), np.zeros((2, 3)))
 
 
-def test_gradients_are_applied_as_they_are_and_keras_is_as_before():
+def test_variables_are_updated_device_by_device_and_keras_is_as_before():
     variables = weights()
-    optimizer = built(keras.optimizers.SGD(1.0), variables)
-    with keras_optimizers.without_all_reduce(optimizer):
+    optimizer = built(keras.optimizers.SGD(1.0, weight_decay=0.5), variables)
+    ran_on = []
+
+    def run_on(device, update):
+        ran_on.append(device)
+        update()
+
+    with keras_optimizers.updating_by_device(optimizer, run_on):
         optimizer.apply([tf.ones(v.shape) for v in variables], variables)
-    np.testing.assert_array_equal(variables[1].numpy(), np.zeros(3))
-    assert "_all_reduce_sum_gradients" not in vars(optimizer)
+    np.testing.assert_array_equal(variables[1].numpy(), np.full(3, -0.5))
+    assert ran_on == [variables[0].value.device] * 2  # Decay, then the update.
+    names = ("_all_reduce_sum_gradients", "_apply_weight_decay", "_distributed_tf_update_step")
+    assert not set(names) & set(vars(optimizer))
 
 
 def test_steps_are_batches_and_not_updates():

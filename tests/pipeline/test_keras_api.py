@@ -186,7 +186,7 @@ def test_a_step_is_traced_once(devices, monkeypatch):
     assert len(steps) == 1
 
 
-def test_one_trace_for_batches_of_every_size(devices):
+def test_one_trace_for_full_batches_and_one_for_all_others(devices):
     traces = []
 
     class Traced(layers.Layer):
@@ -198,12 +198,20 @@ def test_one_trace_for_batches_of_every_size(devices):
     wrapped = PipelineSplit(model, devices[:2], micro_batches=4)
     traces.clear()
     wrapped.compile("sgd", "mse")
-    wrapped.fit(X, X[:, :2], batch_size=16, epochs=2, verbose=0)
+    wrapped.fit(X[:32], X[:32, :2], batch_size=16, epochs=2, verbose=0)
+    assert traces == [(4, 4)]
+    wrapped.fit(X[:30], X[:30, :2], batch_size=16, epochs=2, verbose=0)
     wrapped.fit(X[:7], X[:7, :2], batch_size=3, verbose=0)
-    assert len(traces) == 1
-    wrapped.evaluate(X, X[:, :2], batch_size=16, verbose=0)
-    wrapped.predict(X[:3], verbose=0)
-    assert len(traces) == 2  # Once more, for inference.
+    wrapped.fit(X[:32], X[:32, :2], batch_size=16, verbose=0)
+    wrapped.train_on_batch(X[:9], X[:9, :2])
+    assert [tuple(shape) for shape in traces] == [(4, 4), (None, 4)]
+    traces.clear()
+    for _ in range(2):
+        wrapped.evaluate(X[:32], X[:32, :2], batch_size=16, verbose=0)
+        wrapped.evaluate(X[:30], X[:30, :2], batch_size=16, verbose=0)
+        wrapped.predict(X[:16], verbose=0)
+        wrapped.predict(X[:3], verbose=0)
+    assert [tuple(shape) for shape in traces] == [(4, 4), (None, 4)]  # For inference.
 
 
 class TestPlacement:

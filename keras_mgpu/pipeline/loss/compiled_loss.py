@@ -6,31 +6,34 @@ batch.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 from keras import tree
 
-from keras_mgpu.internals.identity import IdentityMap
+from keras_mgpu.internals.identity import IdentityMap, unique
 from keras_mgpu.internals.keras_losses import (
     build_losses_and_metrics,
     compiled_loss_of,
     compiled_metrics_of,
     loss_entries,
+    loss_tracker_of,
 )
 from keras_mgpu.internals.keras_masks import Layout, pack, specs_of
 from keras_mgpu.internals.keras_state import AssignmentScope, made_before_tracing
 from keras_mgpu.internals.keras_variables import move_variable
-from keras_mgpu.internals.tf_functions import KEEP_AS_CALL
 from keras_mgpu.model.layer_calls import LayerCall, Value
 from keras_mgpu.model.stages import copy_to
 from keras_mgpu.pipeline import micro_batches
 from keras_mgpu.pipeline.loss import loss_terms, separability
 from keras_mgpu.pipeline.loss.loss_terms import COUPLED, ONE, ROWS, SAMPLES
-from keras_mgpu.pipeline.micro_batches import COUNT, Batch
+from keras_mgpu.pipeline.micro_batches import COUNT, Batch, Number, as_tensor
+from keras_mgpu.pipeline.stage import stage_errors
+from keras_mgpu.pipeline.stage.piece_function import PieceMaker, WholeFunction
 from keras_mgpu.pipeline.stage.stage_function import LossCall
 
 
@@ -73,6 +76,15 @@ class CompiledLoss:
         self._added_rules: IdentityMap[LayerCall, dict[int, str]] = IdentityMap()
         self._found: dict[str, tuple[list[str], bool]] = {}
 
+    @contextlib.contextmanager
+    def by_hand(self) -> Iterator[None]:
+        """Losses are computed without being traced."""
+        before, self._eager = self._eager, True
+        try:
+            yield
+        finally:
+            self._eager = before
+
     @property
     def couples_samples(self) -> bool:
         return COUPLED in self.rules
@@ -114,7 +126,7 @@ class CompiledLoss:
 
     def divisors(
         self, batch: Batch, y_pred: Value, forward: Callable[[Value], Value]
-    ) -> list[tf.Tensor]:
+    ) -> list[Number]:
         """What the whole batch's loss terms are divided by; it must be known before any backward.
 
         Where a mask decides, it is found by running the whole batch through the layers for the
@@ -127,8 +139,10 @@ class CompiledLoss:
         """
         first = self._terms(batch.y_parts[0], y_pred, batch.weight_parts[0])
         if not any(term.needs_outputs(rule) for term, rule in zip(first, self.rules)):
-            samples = tf.cast(batch.sizes.batch, COUNT)
-            return [tf.ones((), COUNT) if rule in (ONE, ROWS) else samples for rule in self.rules]
+            samples = batch.sizes.batch
+            if not batch.sizes.are_known:
+                samples = tf.cast(samples, COUNT)
+            return [1.0 if rule in (ONE, ROWS) else samples for rule in self.rules]
 
         def count(x: Value, y: Value, sample_weight: Value) -> list[tf.Tensor]:
             with AssignmentScope():
@@ -156,9 +170,9 @@ class CompiledLoss:
         y_pred: Value,
         sample_weight: Value,
         *,
-        num_samples: tf.Tensor,
-        scale: tf.Tensor,
-        divisors: Sequence[tf.Tensor],
+        num_samples: Number,
+        scale: Number,
+        divisors: Sequence[Number],
     ) -> LossParts:
         """One micro-batch: its part of each term, gradients of its outputs, and its metrics.
 
@@ -172,52 +186,66 @@ class CompiledLoss:
         """
         flat, layout = pack([y, y_pred, sample_weight])
         if self._eager:
-            return self._take_apart([y, y_pred, sample_weight], num_samples, scale, *divisors)
-        tensors = [*flat, num_samples, scale, *divisors]
+            with stage_errors.in_loss(self.device):
+                return self._take_apart([y, y_pred, sample_weight], num_samples, scale, *divisors)
+        numbers = [num_samples, scale, *divisors]
+        tensors = [*flat, *filter(tf.is_tensor, numbers)]
         specs = specs_of(tensors)
-        key = layout.key(specs)
+        known = tuple(None if tf.is_tensor(number) else number for number in numbers)
+        key = layout.key(specs), known
         if key not in self._parts:
-            self._parts[key] = self._trace(layout, specs)
+            self._parts[key] = self._trace(layout, specs, known)
         return LossParts(*self._parts[key](*tensors))
 
-    def _trace(self, layout: Layout, specs: Sequence[tf.TypeSpec]) -> Any:
+    def _trace(
+        self, layout: Layout, specs: Sequence[tf.TypeSpec], known: Sequence[Number | None]
+    ) -> Any:
+        """The function of `take_apart`; numbers that are known become part of it."""
+
         def body(*tensors: tf.Tensor) -> LossParts:
             values = layout.unpack(tensors[: layout.num_tensors])
-            return self._take_apart(values, *tensors[layout.num_tensors :])
+            given = iter(tensors[layout.num_tensors :])
+            numbers = [next(given) if number is None else number for number in known]
+            return self._take_apart(values, *numbers)
 
-        options = KEEP_AS_CALL if self._is_cut else {}
-        return tf.function(body, autograph=False, **options).get_concrete_function(*specs)
+        function = tf.function(body, autograph=False).get_concrete_function(*specs)
+        maker = PieceMaker(self._is_cut, self.device, must_run=True)
+        return WholeFunction(function, maker, "loss")
 
     def _take_apart(
         self,
         values: Sequence[Value],
-        num_samples: tf.Tensor,
-        scale: tf.Tensor,
-        *divisors: tf.Tensor,
+        num_samples: Number,
+        scale: Number,
+        *divisors: Number,
     ) -> LossParts:
         y, y_pred, sample_weight = values
-        is_used = tf.cast(num_samples > 0, COUNT)
+        is_used = 1.0
+        if isinstance(num_samples, tf.Tensor):
+            is_used = tf.cast(num_samples > 0, COUNT)
         if self._is_cut:
             micro_batches.check_rows(y_pred, num_samples)
         with tf.name_scope("loss"), _Gradients(y_pred, scale) as gradients:
             parts = []
             terms = self._terms(y, y_pred, sample_weight)
             for term, rule, divisor in zip(terms, self.rules, divisors):
-                share = is_used * tf.math.divide_no_nan(term.divisor(rule, num_samples), divisor)
+                of_batch = as_tensor(divisor, COUNT)
+                share = is_used * tf.math.divide_no_nan(term.divisor(rule, num_samples), of_batch)
                 value = term.value()
                 parts.append(value * tf.cast(share, value.dtype))
             gradients.of(parts, terms)
         if self.metrics_can_be_split and self._metrics is not None:
-            tf.cond(
-                num_samples > 0,
-                lambda: self._update_metrics(y, y_pred, sample_weight),
-                lambda: tf.zeros((), tf.bool),
-            )
+            if isinstance(num_samples, tf.Tensor):
+                tf.cond(
+                    num_samples > 0,
+                    lambda: self._update_metrics(y, y_pred, sample_weight),
+                    lambda: tf.zeros((), tf.bool),
+                )
+            else:
+                self._update_metrics(y, y_pred, sample_weight)
         return LossParts(parts, gradients.found)
 
-    def take_whole(
-        self, y: Value, y_pred: Value, sample_weight: Value, scale: tf.Tensor
-    ) -> LossParts:
+    def take_whole(self, y: Value, y_pred: Value, sample_weight: Value, scale: Number) -> LossParts:
         """The whole batch at once: each term, and gradients of all outputs."""
         with tf.name_scope("loss"), _Gradients(y_pred, scale) as gradients:
             terms = self._terms(y, y_pred, sample_weight)
@@ -236,8 +264,10 @@ class CompiledLoss:
 
     def _place_metrics(self) -> None:
         """Metrics read the last stage's outputs: beside it, nothing needs to be copied."""
-        metrics = [self._metrics] if self._metrics else []
-        for variable in [v for metric in metrics for v in metric.variables]:
+        of_losses = [metric for _, metric in self.entries]
+        metrics = [self._metrics, *of_losses, loss_tracker_of(self.model)]
+        variables = unique(v for metric in filter(None, metrics) for v in metric.variables)
+        for variable in variables:
             move_variable(variable, copy_to(variable, self.device))
 
     def _warn_of_gathering(self) -> None:
@@ -263,7 +293,7 @@ class CompiledLoss:
 class _Gradients:
     """Records a loss and finds the gradients of the outputs it was taken from."""
 
-    def __init__(self, y_pred: Value, scale: tf.Tensor) -> None:
+    def __init__(self, y_pred: Value, scale: Number) -> None:
         self._leaves = tree.flatten(y_pred)
         self._scale = scale
         self.found: list[tf.Tensor | None] = []
@@ -277,7 +307,8 @@ class _Gradients:
     def of(self, parts: Sequence[tf.Tensor], terms: Sequence[loss_terms.Term]) -> None:
         """The gradient of the weighted sum of all terms, times the scale."""
         self._weighted = [
-            (part if term.weight is None else part * term.weight) * tf.cast(self._scale, part.dtype)
+            (part if term.weight is None else part * term.weight)
+            * as_tensor(self._scale, part.dtype)
             for part, term in zip(parts, terms)
         ]
 

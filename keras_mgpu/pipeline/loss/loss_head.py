@@ -16,7 +16,7 @@ from keras_mgpu.model.layer_calls import LayerCalls, Value
 from keras_mgpu.pipeline import micro_batches
 from keras_mgpu.pipeline.loss.compiled_loss import CompiledLoss, as_loss
 from keras_mgpu.pipeline.loss.loss_terms import ONE, ROWS
-from keras_mgpu.pipeline.micro_batches import Batch, BatchSizes
+from keras_mgpu.pipeline.micro_batches import Batch, BatchSizes, Number, as_tensor
 from keras_mgpu.pipeline.stage.stage_function import LossCall
 
 
@@ -38,14 +38,14 @@ class LossHead:
         calls: LayerCalls,
         *,
         training: bool,
-        scale: tf.Tensor,
+        scale: Number,
     ) -> None:
         self._compiled = compiled
         self._batch = batch
         self._calls = calls
         self._training = training
         self._scale = scale
-        self._divisors: list[tf.Tensor] | None = None
+        self._divisors: list[Number] | None = None
         self._outputs: list[Value] = []
         self._num_leaves: list[int] = []
         self._gradients: list[list[tf.Tensor | None]] = []
@@ -94,7 +94,7 @@ class LossHead:
             rule = self._compiled.added_rule(added, self._training)
             share = sizes.is_used(micro_batch) if rule == ONE else sizes.share(micro_batch)
             self._added.append(as_loss(loss) * as_loss(share))
-            gradients.append(tf.cast(share, loss.dtype) * tf.cast(self._scale, loss.dtype))
+            gradients.append(as_tensor(share, loss.dtype) * as_tensor(self._scale, loss.dtype))
         return gradients
 
     def output_gradients(self, micro_batch: int) -> list[list[tf.Tensor | None]]:
@@ -106,13 +106,14 @@ class LossHead:
         """The compiled loss with what layers added; whatever metrics still wait for is done."""
         if self.couples_samples and not self._parts:
             self._take_whole()
-        values, entries = self._term_values(), self._compiled.entries
-        self._track_terms(values)
-        if self._waits_for_all:
-            self._update_metrics_with_all()
-        weights = [entry.loss_weights for entry, _ in entries]
-        weighted = [v if w is None else v * w for v, w in zip(values, weights)]
-        return sum([*weighted, *self._added], as_loss(0.0))
+        with tf.device(self._compiled.device):
+            values, entries = self._term_values(), self._compiled.entries
+            self._track_terms(values)
+            if self._waits_for_all:
+                self._update_metrics_with_all()
+            weights = [entry.loss_weights for entry, _ in entries]
+            weighted = [v if w is None else v * w for v, w in zip(values, weights)]
+            return sum([*weighted, *self._added], as_loss(0.0))
 
     def _run_layers(self, inputs: Value) -> Value:
         return self._calls.run(inputs, self._training)
@@ -122,7 +123,7 @@ class LossHead:
         entries = self._compiled.entries
         for (_, metric), value in zip(entries, values):
             if metric is not None and len(entries) == len(values):
-                metric.update_state(value, sample_weight=self._batch.static_size)
+                metric.update_state(value, sample_weight=self._batch.size_in_keras)
 
     def _term_values(self) -> list[tf.Tensor]:
         values = []
@@ -149,7 +150,7 @@ class LossHead:
         sizes = self._batch.sizes
         parts = micro_batches.split(list(gradients), sizes)
         return [
-            [None if g is None else g * tf.cast(sizes.is_used(i), g.dtype) for g in part]
+            [None if g is None else g * as_tensor(sizes.is_used(i), g.dtype) for g in part]
             for i, part in enumerate(parts)
         ]
 

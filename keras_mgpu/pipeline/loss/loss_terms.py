@@ -24,7 +24,7 @@ from keras_mgpu.pipeline.loss.separability import (
     parts_in_a_row,
     sum_of_parts,
 )
-from keras_mgpu.pipeline.micro_batches import COUNT
+from keras_mgpu.pipeline.micro_batches import COUNT, Number, as_tensor
 from keras_mgpu.pipeline.stage.gradients import Gradient, add_gradients
 
 # By which a micro-batch counts:
@@ -83,7 +83,7 @@ class Term:
         found = [tf.cast(mask, tf.bool) for mask in masks if mask is not None]
         return None if not found else tf.logical_and(found[0], found[-1])
 
-    def divisor(self, rule: str, num_samples: tf.Tensor) -> tf.Tensor:
+    def divisor(self, rule: str, num_samples: Number) -> tf.Tensor:
         """What Keras divides the sum of this term's values by, but for a constant factor."""
         if rule in (ONE, ROWS):
             return tf.ones((), COUNT)
@@ -93,7 +93,7 @@ class Term:
             return tf.reduce_sum(tf.cast(weight, COUNT))
         if mask is not None:
             return tf.reduce_sum(tf.cast(mask, COUNT))
-        return tf.cast(num_samples, COUNT)
+        return as_tensor(num_samples, COUNT)
 
     def needs_outputs(self, rule: str) -> bool:
         """Whether the whole batch's divisor is more than a number of samples."""
@@ -140,7 +140,7 @@ def penalty(weights: Sequence[keras.Variable]) -> tf.Tensor:
 
 
 def add_penalty_gradients(
-    gradients: Sequence[Gradient], weights: Sequence[keras.Variable], scale: tf.Tensor
+    gradients: Sequence[Gradient], weights: Sequence[keras.Variable], scale: Number
 ) -> list[Gradient]:
     """Adds the gradients of weight regularizers, each on its weight's device."""
     totals = list(gradients)
@@ -149,7 +149,7 @@ def add_penalty_gradients(
             with tf.device(weight.value.device):
                 with tf.GradientTape() as tape:
                     penalty = _penalty_of(weight)
-                    scaled = penalty * tf.cast(scale, penalty.dtype)
+                    scaled = penalty * as_tensor(scale, penalty.dtype)
                 own = tape.gradient(scaled, weight.value)
                 totals[index] = add_gradients([gradients[index], own])
     return totals

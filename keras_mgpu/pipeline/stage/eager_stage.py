@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from keras_mgpu.internals.identity import IdentityMap
+from keras_mgpu.pipeline.stage import stage_errors
 from keras_mgpu.pipeline.stage.gradients import Gradient, GradientSum
 from keras_mgpu.pipeline.stage.piece_function import Waitable
 from keras_mgpu.pipeline.stage.stage_function import StageFunction, StageInputs
@@ -101,7 +102,8 @@ class EagerRun:
         found: list[Gradient] = [None for _ in sources]
         if targets:
             given = [*loss_gradients, *cotangents.values()]
-            found = self._tape.gradient(targets, sources, output_gradients=given)
+            with stage_errors.in_stage(self._stage.function.stage):
+                found = self._tape.gradient(targets, sources, output_gradients=given)
         self._of_weights = found[len(self._sources) :]
         if "W" not in self._stage.kinds:
             self.weight_gradients()

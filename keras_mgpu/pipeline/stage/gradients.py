@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import uuid
 import weakref
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
 
 from keras_mgpu.internals.identity import IdentityMap
+from keras_mgpu.internals.tf_functions import KEEP_AS_CALL
 
 # Of a weight: a tensor, `tf.IndexedSlices` where only some rows have one, or nothing.
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
@@ -61,13 +62,38 @@ class GradientVariables:
         return tf.raw_ops.AssignAddVariableOp(resource=handle, value=gradient)
 
     def clear(self) -> None:
-        for each in self._sums.values():
-            with tf.device(self._device):
+        """Starts from zero, in a single call."""
+
+        def clear_each() -> None:
+            for each in self._sums.values():
                 each.clear()
 
-    def read(self, weight: keras.Variable) -> tf.Tensor | None:
-        """The sum so far, or `None` if nothing is ever added."""
-        return self._sums[weight].read() if weight in self._sums else None
+        if self._sums:
+            self._call(clear_each)
+
+    def read(self, added: Sequence[tf.Tensor]) -> IdentityMap[keras.Variable, tf.Tensor]:
+        """The sums of those weights to which something is ever added, in a single call.
+
+        Args:
+            added: What calls that add to them return. The sums are read after these.
+        """
+
+        def read_each(*added: tf.Tensor) -> list[tf.Tensor]:
+            return [each.read() for each in self._sums.values()]
+
+        if not self._sums:
+            return IdentityMap()
+        return IdentityMap(zip(self._sums, self._call(read_each, *added)))
+
+    def _call(self, function: Callable[..., Any], *tensors: tf.Tensor) -> Any:
+        """Calls a function on the device, in a single op of the step that is traced."""
+
+        def body(*tensors: tf.Tensor) -> Any:
+            with tf.device(self._device):
+                return function(*tensors)
+
+        with tf.device(self._device):
+            return tf.function(body, autograph=False, **KEEP_AS_CALL)(*tensors)
 
 
 class _Sum:
@@ -101,9 +127,11 @@ def add_gradients(gradients: Sequence[Gradient]) -> Gradient:
     if len(found) < 2:
         return found[0] if found else None
     if all(isinstance(gradient, tf.IndexedSlices) for gradient in found):
+        # As `int64`: GPUs would leave it to the host to put `int32` together.
+        indices = [tf.cast(gradient.indices, tf.int64) for gradient in found]
         return tf.IndexedSlices(
             values=tf.concat([gradient.values for gradient in found], axis=0),
-            indices=tf.concat([gradient.indices for gradient in found], axis=0),
+            indices=tf.concat(indices, axis=0),
             dense_shape=found[0].dense_shape,
         )
     return tf.add_n([tf.convert_to_tensor(gradient) for gradient in found])

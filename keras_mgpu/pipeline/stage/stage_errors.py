@@ -7,11 +7,12 @@ is raised there is raised again with the stage, its layers and its device in fro
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
-from keras_mgpu.blueprint.schedule import stage_in
+from keras_mgpu.blueprint.schedule import stage_in, stage_scope
 from keras_mgpu.model.stages import Stage
 
 OUT_OF_MEMORY_ADVICE = (
@@ -19,17 +20,37 @@ OUT_OF_MEMORY_ADVICE = (
     'schedule="1f1b"; recompute="auto"; one more device, so that stages get smaller; or `cuts` '
     "that give this stage fewer layers."
 )
+# What TensorFlow says if a tensor that is copied to a GPU finds no memory there.
+_NO_ROOM_FOR_COPY = "Dst tensor is not initialized"
+
+
+def no_layer() -> str:
+    return ""
 
 
 @contextlib.contextmanager
-def in_stage(stage: Stage) -> Iterator[None]:
-    """Errors raised by Python while a stage is called or traced name the stage."""
+def in_stage(stage: Stage, layer: Callable[[], str] = no_layer) -> Iterator[None]:
+    """Errors raised by Python while a stage is called or traced name the stage.
+
+    Args:
+        stage: The stage.
+        layer: Returns the name of the layer that is running, or `""`.
+    """
     try:
         yield
     except tf.errors.OpError as error:
-        raise explained(error, str(stage)) from error
+        raise explained(error, _place(stage, layer())) from error
     except Exception as error:
-        raise _again(error, f"In {stage}: {error}") from error
+        raise _again(error, f"In {_place(stage, layer())}: {error}") from error
+
+
+@contextlib.contextmanager
+def in_loss(device: str) -> Iterator[None]:
+    """Errors raised by TensorFlow while a loss or a metric is computed say so."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise explained(error, f"the loss or a metric, on {device}") from error
 
 
 @contextlib.contextmanager
@@ -37,21 +58,67 @@ def in_step(stages: Sequence[Stage]) -> Iterator[None]:
     """Errors raised by TensorFlow while a traced step runs name the stage they came from."""
     try:
         yield
-    except tf.errors.OutOfRangeError:
-        raise  # The data has ended; Keras waits for this.
+    except (tf.errors.OutOfRangeError, tf.errors.CancelledError):
+        raise  # The data has ended, for which Keras waits; or the cause is not known.
     except tf.errors.OpError as error:
-        stage = stage_in(f"{error.message}")
-        if stage is None or stage >= len(stages):
+        index = stage_in(f"{error.message}")
+        if index is None or index >= len(stages):
             raise
-        raise explained(error, str(stages[stage])) from error
+        stage = stages[index]
+        raise explained(error, _place(stage, _layer_in(error.message, stage))) from error
 
 
-def explained(error: tf.errors.OpError, stage: str) -> tf.errors.OpError:
-    """The same TensorFlow error with the stage in front, and advice if memory ran out."""
-    message = f"In {stage}: {error.message}"
-    if isinstance(error, tf.errors.ResourceExhaustedError):
-        message = f"Out of memory in {stage}. {OUT_OF_MEMORY_ADVICE}\n{error.message}"
-    return type(error)(error.node_def, error.op, message)
+def hides_its_cause(error: tf.errors.OpError) -> bool:
+    """Whether TensorFlow reports what an error led to, and not the error.
+
+    If something fails in one stage, TensorFlow cancels what the others wait for, and reports
+    whichever it hears of first. A copy that finds no memory does not say on which device.
+    """
+    return isinstance(error, tf.errors.CancelledError) or _NO_ROOM_FOR_COPY in error.message
+
+
+def without_cause(error: tf.errors.OpError) -> tf.errors.OpError:
+    """An error whose cause could not be found."""
+    return type(error)(
+        error.node_def,
+        error.op,
+        "A stage failed, and TensorFlow reported only that others were cancelled. The same batch "
+        "did not fail when it was run again, one op after the other. If memory may be short: "
+        f"{OUT_OF_MEMORY_ADVICE}\n{error.message}",
+    )
+
+
+def explained(error: tf.errors.OpError, place: str) -> tf.errors.OpError:
+    """The same TensorFlow error with the place in front, and advice if memory ran out."""
+    is_memory = isinstance(error, tf.errors.ResourceExhaustedError)
+    if not is_memory and _NO_ROOM_FOR_COPY not in error.message:
+        return type(error)(error.node_def, error.op, f"In {place}: {error.message}")
+    message = f"Out of memory in {place}. {OUT_OF_MEMORY_ADVICE}\n{error.message}"
+    return tf.errors.ResourceExhaustedError(error.node_def, error.op, message)
+
+
+def _place(stage: Stage, layer: str) -> str:
+    return f"{stage}, layer '{layer}'" if layer else str(stage)
+
+
+def _layer_in(message: str, stage: Stage) -> str:
+    """The layer whose scope the first name in a message lies in, or `""`."""
+    scope = re.escape(stage_scope(stage.index))
+    for name in re.findall(rf"\b{scope}/([\w./-]+)", message):
+        parts = [re.sub(r"\._\d+$|\.$", "", part) for part in name.split("/")]
+        for call in stage.calls:
+            wanted = call.name.split("/")
+            if parts[: len(wanted)] == wanted or _without_number(parts, wanted):
+                return call.name
+    return ""
+
+
+def _without_number(parts: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Whether a scope is a layer's but for the number that TensorFlow appends to scopes."""
+    last = len(wanted) - 1
+    if len(parts) <= last or list(parts[:last]) != list(wanted[:last]):
+        return False
+    return re.fullmatch(rf"{re.escape(wanted[last])}_\d+", parts[last]) is not None
 
 
 def _again(error: Exception, message: str) -> Exception:

@@ -9,7 +9,7 @@ what happens to it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -26,6 +26,7 @@ from keras_mgpu.model.layer_calls import LayerCall, Value
 from keras_mgpu.model.stages import Stage
 from keras_mgpu.pipeline.micro_batches import COUNT
 from keras_mgpu.pipeline.stage import stage_errors
+from keras_mgpu.pipeline.stage.piece_function import PieceMaker, WholeFunction
 from keras_mgpu.pipeline.stage.xla import StageCompiler
 
 
@@ -133,19 +134,21 @@ class StageTrace:
 
     Attributes:
         function: The concrete function, over flat tensors: values, weights handed in, state.
+        runs: What is called to run it: the same function, made for steps.
         notes: What was noted while it was traced.
         layout: How the input values lie flat.
         handed_in: The weights whose values follow the inputs.
     """
 
     function: Any
+    runs: Callable[..., Any]
     notes: StageNotes
     layout: Layout
     handed_in: list[keras.Variable]
 
     def call(self, tensors: Sequence[Any]) -> StageOutputs:
         """Runs all of it at once."""
-        return StageTensors(*self.function(*tensors)).named(self.notes)
+        return StageTensors(*self.runs(*tensors)).named(self.notes)
 
 
 class StageFunction:
@@ -180,6 +183,7 @@ class StageFunction:
         self._tables = stage.tables if compiler is None else []
         self._state = IdentitySet(stage.state)
         self._traces: dict[Hashable, StageTrace] = {}
+        self._layer = ""  # The one that is running.
 
     @property
     def handed_in(self) -> list[keras.Variable]:
@@ -195,7 +199,7 @@ class StageFunction:
         if not self._eager:
             trace, tensors = self.trace(inputs)
             return trace.call(tensors)
-        with stage_errors.in_stage(self.stage):
+        with stage_errors.in_stage(self.stage, lambda: self._layer):
             while True:
                 result, notes = self._run(inputs.values, self._further(inputs))
                 if not self._finds_state(notes):
@@ -203,7 +207,7 @@ class StageFunction:
 
     def trace(self, inputs: StageInputs) -> tuple[StageTrace, list[Any]]:
         """The trace that serves such inputs, and the tensors to call it with."""
-        with stage_errors.in_stage(self.stage):
+        with stage_errors.in_stage(self.stage, lambda: self._layer):
             while True:
                 flat, layout = pack(inputs.values)
                 tensors = [*flat, *self._further(inputs)]
@@ -249,8 +253,13 @@ class StageFunction:
             ).get_concrete_function(*specs)
 
         compiler = None if self._training else self.compiler
-        function = make(False) if compiler is None else compiler.compiled_or_not(make)
-        return StageTrace(function, noted[-1], layout, self.handed_in)
+        if compiler is not None:
+            function = compiler.compiled_or_not(make)
+            return StageTrace(function, function, noted[-1], layout, self.handed_in)
+        function = make(False)
+        maker = PieceMaker(self._stays_a_call, self.stage.device)
+        runs = WholeFunction(function, maker, stage_scope(self.stage.index))
+        return StageTrace(function, runs, noted[-1], layout, self.handed_in)
 
     def _run(
         self, inputs: Sequence[Value], further: Sequence[tf.Tensor]
@@ -263,6 +272,7 @@ class StageFunction:
         valid: IdentityMap[keras.Layer, tf.Tensor] = IdentityMap()
         with tf.device(self.stage.device), tf.name_scope(stage_scope(self.stage.index)), scope:
             for call in self.stage.calls:
+                self._layer = call.name
                 read = [values[number] for number in call.inputs]
                 with _scopes_around(call):
                     values.update(zip(call.outputs, call.run(read, self._training)))
@@ -272,6 +282,7 @@ class StageFunction:
                 mask = self._mask_of_norm(call, read)
                 if mask is not None:
                     valid[call.layer] = tf.reduce_sum(tf.cast(mask, COUNT))
+            self._layer = ""
             outputs, layout = pack([values[number] for number in self.stage.outputs])
             outputs = [_renamed(tensor) for tensor in outputs]
         self._check_reads(scope)
@@ -298,7 +309,11 @@ class StageFunction:
 
 def _renamed(tensor: Any) -> Any:
     """Returns a new tensor, so that an output which a layer returned twice has two gradients."""
-    return tf.nest.map_structure(tf.identity, tensor, expand_composites=True)
+
+    def rename(part: tf.Tensor) -> tf.Tensor:
+        return tf.identity(part) if part.dtype.is_floating or part.dtype.is_complex else part
+
+    return tf.nest.map_structure(rename, tensor, expand_composites=True)
 
 
 @contextlib.contextmanager

@@ -63,6 +63,7 @@ class TracedStage:
         self._sums = GradientVariables(function.stage.device) if num_micro_batches > 1 else None
         self._programs: IdentityMap[StageTrace, StageProgram] = IdentityMap()
         self._returned: list[list[Gradient]] = []
+        self._added: list[tf.Tensor] = []
 
     @property
     def program(self) -> StageProgram:
@@ -77,20 +78,22 @@ class TracedStage:
         return list(program.graph.of_inputs)
 
     def begin(self) -> None:
-        self._returned = []
+        self._returned, self._added = [], []
         if self._sums is not None:
             self._sums.clear()
 
     def forward(self, inputs: StageInputs) -> TracedRun:
         trace, tensors = self._function.trace(inputs)
-        return TracedRun(self._programs[trace], tensors, self._returned)
+        return TracedRun(self._programs[trace], tensors, self._returned, self._added)
 
     def gradients(self) -> list[Gradient]:
+        summed: IdentityMap[keras.Variable, tf.Tensor] = IdentityMap()
+        if self._sums is not None:
+            summed = self._sums.read(self._added)
         totals = []
         for index, weight in enumerate(self._weights):
             parts = [returned[index] for returned in self._returned]
-            parts.append(None if self._sums is None else self._sums.read(weight))
-            totals.append(add_gradients(parts))
+            totals.append(add_gradients([*parts, summed.get(weight)]))
         return totals
 
     def _make_program(self, trace: StageTrace, steps: StepsAhead) -> StageProgram:
@@ -108,11 +111,11 @@ class TracedStage:
 
         compiler = self._function.compiler
         if compiler is not None and compiler.is_on:
-            program = program_of(CompiledPieceMaker(steps.options))
+            program = program_of(CompiledPieceMaker())
             compiler.try_out(lambda: run_each(program, compiler.zeros, call_once))
             if compiler.is_on:
                 return program
-        return program_of(PieceMaker(self._stays_a_call, steps.options))
+        return program_of(PieceMaker(self._stays_a_call, self._function.stage.device))
 
 
 class TracedRun:
@@ -122,13 +125,19 @@ class TracedRun:
         program: The stage's functions.
         tensors: What the stage takes.
         returned: Takes the gradients of weights that the functions return.
+        added: Takes what is there once others are added to their sums.
     """
 
     def __init__(
-        self, program: StageProgram, tensors: Sequence[object], returned: list[list[Gradient]]
+        self,
+        program: StageProgram,
+        tensors: Sequence[object],
+        returned: list[list[Gradient]],
+        added: list[tf.Tensor],
     ) -> None:
         self._program = program
         self._returned = returned
+        self._added = added
         graph = program.graph
         flat = tf.nest.flatten(list(tensors), expand_composites=True)
         self._tensors: Tensors = _by_reference(graph.arguments, flat)
@@ -154,13 +163,17 @@ class TracedRun:
         if program.splits_weights:
             self._tensors |= _by_reference(program.kept.backward, rest)
         else:
-            self._returned.append(graph.weight_gradients(rest))
+            self._take_weight_gradients(rest, called.done)
         return Backward(dict(zip(graph.of_inputs, called.results)), [called.done])
 
     def weight_gradients(self) -> list[Waitable]:
         called = self._call("weights")
-        self._returned.append(self._program.graph.weight_gradients(called.results))
+        self._take_weight_gradients(called.results, called.done)
         return [called.done]
+
+    def _take_weight_gradients(self, tensors: Sequence[tf.Tensor], done: tf.Tensor) -> None:
+        self._returned.append(self._program.graph.weight_gradients(tensors))
+        self._added.append(done)
 
     def _call(self, name: str) -> Called:
         feeds = self._program.pieces[name].feeds

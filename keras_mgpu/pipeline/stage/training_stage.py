@@ -37,12 +37,10 @@ class StepsAhead:
     Attributes:
         inputs: What a run of it starts from.
         cotangents: The outputs that will be given gradients.
-        options: TensorFlow's serialized options for calls.
     """
 
     inputs: StageInputs
     cotangents: Collection[Leaf]
-    options: bytes
 
 
 class StageRun(Protocol):

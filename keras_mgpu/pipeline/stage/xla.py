@@ -84,19 +84,12 @@ class CompiledPiece:
         return Called(results, done)
 
 
-@dataclass(frozen=True)
 class CompiledPieceMaker:
-    """Makes compiled functions of pieces of a graph.
-
-    Attributes:
-        options: TensorFlow's serialized options for calls.
-    """
-
-    options: bytes
+    """Makes compiled functions of pieces of a graph."""
 
     def __call__(self, graph: GraphOps, piece: Piece, name: str) -> CompiledPiece:
         """Makes one of a piece; its name begins with `name`."""
-        inner = PieceMaker(stays_a_call=False, options=self.options)(graph, piece, name)
+        inner = PieceMaker(stays_a_call=False)(graph, piece, name)
 
         def call(*tensors: tf.Tensor) -> list[tf.Tensor]:
             # The last one is for others to wait for, where nothing else is returned.

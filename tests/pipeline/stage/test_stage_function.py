@@ -144,7 +144,9 @@ def test_errors_of_layers_name_the_stage():
     model = one_stage(Breaks(name="breaks"))
     model.layers[0].is_broken = True
     function = StageFunction(stages_of(model)[0], training=True)
-    with pytest.raises(ValueError, match=r"(?s)In stage 0 \(breaks\) on /CPU:0: .*layer says"):
+    with pytest.raises(
+        ValueError, match=r"(?s)In stage 0 \(breaks\) on /CPU:0, layer 'breaks': .*layer says"
+    ):
         function(inputs_of(function))
 
 
@@ -180,7 +182,7 @@ def test_eager_and_traced_stages_find_the_same_gradients(recompute, split_weight
     @tf.function(autograph=False)
     def step():
         with tf.init_scope():
-            trains.prepare(StepsAhead(inputs_of(traced), [leaf], options=b""))
+            trains.prepare(StepsAhead(inputs_of(traced), [leaf]))
         return gradients_of(trains, traced, recompute, split_weights)
 
     for found, wanted in zip(step(), expected, strict=True):

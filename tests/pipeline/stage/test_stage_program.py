@@ -35,7 +35,7 @@ def traced(weight):
     function = tf.function(body, autograph=False).get_concrete_function(spec)
     _, layout = pack([tf.constant(X)])
     notes = StageNotes(layout, loss_calls=[], assigned=[], masked_norms=[])
-    return StageTrace(function, notes, layout, handed_in=[])
+    return StageTrace(function, function, notes, layout, handed_in=[])
 
 
 def differentiated(weight, made=(0,)):
@@ -119,7 +119,7 @@ def test_a_program_computes_what_a_tape_does():
         traced(weight), STAGE, [weight], made=(0,), cotangents=[(1, 0)], sums=None
     )
     for kinds in ("FB", "FRB", "FBW", "FRBW"):
-        program = make_program(graph, [(1, 0)], kinds, PieceMaker(True, b""))
+        program = make_program(graph, [(1, 0)], kinds, PieceMaker(True))
 
         @tf.function(autograph=False)
         def step(program=program):
@@ -138,7 +138,7 @@ def test_measuring_counts_what_is_kept():
         traced(weight), STAGE, [weight], made=(0,), cotangents=[(1, 0)], sums=None
     )
     measured = measure(
-        make_program(graph, [(1, 0)], "FB", PieceMaker(True, b"")), num_samples=5, num_rounds=1
+        make_program(graph, [(1, 0)], "FB", PieceMaker(True)), num_samples=5, num_rounds=1
     )
     assert set(measured.seconds) == {"forward", "backward"}
     assert measured.recompute_seconds == measured.seconds["forward"]
