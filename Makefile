@@ -4,12 +4,19 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: help demo test quick torture compatibility check format docs bench clean
+# Simulated GPUs need another wheel of TensorFlow, so they have an environment of their own.
+SIMULATOR ?= .simulator
+SIMULATED_GPUS := KERAS_MGPU_SIMULATED_GPUS=4 PYTHONPATH=$(CURDIR)
+CXX_FOUND := $(shell command -v g++ || command -v c++)
+
+.PHONY: help demo test quick simulate simulate-quick torture compatibility check format docs bench clean
 
 help:
 	@echo "make demo    split a small model, train it, and check it against the unsplit one"
 	@echo "make test    run all tests (about 12 minutes on two cores)"
 	@echo "make quick   run some tests of every part (2 minutes), for use while editing"
+	@echo "make simulate  run the tests of what runs on GPUs on four simulated ones"
+	@echo "make simulate-quick  a part of them"
 	@echo "make torture kill runs at 200 random points in time, flip more bits, split larger models"
 	@echo "make compatibility  all tests on older versions of Python, TensorFlow and Keras"
 	@echo "make check   formatter, linter, types"
@@ -31,6 +38,24 @@ test: $(VENV)/installed
 # What it leaves out of `make test` stands in tests/support/slow.py.
 quick: $(VENV)/installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q --quick
+
+$(SIMULATOR)/installed: tests/simgpu/requirements.txt
+	test -x $(SIMULATOR)/bin/python || $(PYTHON) -m venv $(SIMULATOR)
+	$(SIMULATOR)/bin/python -m pip install --quiet --upgrade pip
+	$(SIMULATOR)/bin/python -m pip install --quiet --requirement $<
+	touch $@
+
+# What they leave out stands in tests/support/simulated.py.
+ifneq ($(CXX_FOUND),)
+simulate: $(SIMULATOR)/installed
+	$(SIMULATED_GPUS) $(SIMULATOR)/bin/python -m pytest -n $(WORKERS) --dist worksteal -q
+
+simulate-quick: $(SIMULATOR)/installed
+	$(SIMULATED_GPUS) $(SIMULATOR)/bin/python -m pytest -n $(WORKERS) --dist worksteal -q --quick
+else
+simulate simulate-quick:
+	@echo "Tests on simulated GPUs are left out: they need a C++ compiler (g++) to build the simulator."
+endif
 
 KILLS ?= 200
 torture: $(VENV)/installed
@@ -58,4 +83,4 @@ bench: $(VENV)/installed
 	$(BIN)/python benchmarks/run.py
 
 clean:
-	rm -rf $(VENV) .compatibility build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(SIMULATOR) .compatibility build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,4 +1,7 @@
-"""Four logical CPU devices stand in for GPUs, in every test process."""
+"""Four logical CPU devices stand in for GPUs, in every test process.
+
+With `KERAS_MGPU_SIMULATED_GPUS=4` simulated GPUs do, and `tests/simulated` is collected as well.
+"""
 
 import gc
 import os
@@ -7,6 +10,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import hypothesis
 import pytest
+import simulated
 import slow
 import tensorflow as tf
 from gpu_fixtures import driver, driver_folder, fake_clock, missing_ops, nvml  # noqa: F401
@@ -17,7 +21,11 @@ from keras_mgpu.system.devices import logical_devices
 # is still in the buffer when the reader of a pipe closes it.
 for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "PYTHONUNBUFFERED"):
     os.environ.pop(name, None)
-DEVICES = logical_devices(4)
+if simulated.NUM_GPUS:
+    simulated.start()
+else:
+    logical_devices(4)
+collect_ignore = [] if simulated.NUM_GPUS else ["simulated"]
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(2)
 hypothesis.settings.register_profile("busy machine", deadline=None)
@@ -32,8 +40,14 @@ def pytest_collection_modifyitems(config, items):
     """A long test that starts last would leave the other workers with nothing to do."""
     slow.longest_first(items)
     if config.getoption("--quick"):
-        config.hook.pytest_deselected(items=[each for each in items if not slow.is_quick(each)])
-        items[:] = [each for each in items if slow.is_quick(each)]
+        _keep(config, items, slow.is_quick)
+    if simulated.NUM_GPUS:
+        _keep(config, items, simulated.can_run)
+
+
+def _keep(config, items, is_kept):
+    config.hook.pytest_deselected(items=[each for each in items if not is_kept(each)])
+    items[:] = [each for each in items if is_kept(each)]
 
 
 def pytest_collection_finish():
@@ -44,7 +58,7 @@ def pytest_collection_finish():
 
 @pytest.fixture
 def devices():
-    return DEVICES
+    return list(simulated.DEVICES)
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,10 @@
+"""Tests here need simulated GPUs; `make simulate` has them."""
+
+import pytest
+import simulated
+
+if not simulated.NUM_GPUS:
+    raise pytest.UsageError(
+        "Tests of tests/simulated run on simulated GPUs: KERAS_MGPU_SIMULATED_GPUS=4 "
+        ".simulator/bin/python -m pytest tests/simulated"
+    )
