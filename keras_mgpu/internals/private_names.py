@@ -78,6 +78,7 @@ NAMES = (
     PrivateName("variable", "_value", _MOVING),
     PrivateName("optimizer", "_all_reduce_sum_gradients", _SLOTS),
     PrivateName("optimizer", "_iterations", "the number of steps trained"),
+    PrivateName("optimizer", "_tracker", "an optimizer that is as before if a device is too small"),
     PrivateName("optimizer", "_trainable_variables", _SLOTS),
     PrivateName("optimizer", "_trainable_variables_indices", _SLOTS),
     PrivateName("optimizer", "_var_key", _SLOTS),

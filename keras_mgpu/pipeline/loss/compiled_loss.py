@@ -23,15 +23,16 @@ from keras_mgpu.internals.keras_losses import (
 )
 from keras_mgpu.internals.keras_masks import Layout, pack, specs_of
 from keras_mgpu.internals.keras_state import AssignmentScope, made_before_tracing
-from keras_mgpu.internals.keras_variables import move_variable
 from keras_mgpu.internals.tf_functions import KEEP_AS_CALL
 from keras_mgpu.model.layer_calls import LayerCall, Value
-from keras_mgpu.model.stages import copy_to
+from keras_mgpu.model.placing import Load, place
 from keras_mgpu.pipeline import micro_batches
 from keras_mgpu.pipeline.loss import loss_terms, separability
 from keras_mgpu.pipeline.loss.loss_terms import COUPLED, ONE, ROWS, SAMPLES
 from keras_mgpu.pipeline.micro_batches import COUNT, Batch
 from keras_mgpu.pipeline.stage.stage_function import LossCall
+
+_HELPS = "metrics that keep less, or `cuts` that give the last stage fewer layers"
 
 
 class LossParts(NamedTuple):
@@ -236,9 +237,8 @@ class CompiledLoss:
 
     def _place_metrics(self) -> None:
         """Metrics read the last stage's outputs: beside it, nothing needs to be copied."""
-        metrics = [self._metrics] if self._metrics else []
-        for variable in [v for metric in metrics for v in metric.variables]:
-            move_variable(variable, copy_to(variable, self.device))
+        if self._metrics is not None:
+            place([Load("the compiled metrics", self.device, self._metrics.variables, _HELPS)])
 
     def _warn_of_gathering(self) -> None:
         if self.couples_samples:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 
 from keras_mgpu.blueprint.schedule import stage_in
+from keras_mgpu.model.memory_errors import OutOfMemoryError
 from keras_mgpu.model.stages import Stage
 
 OUT_OF_MEMORY_ADVICE = (
@@ -26,6 +27,8 @@ def in_stage(stage: Stage) -> Iterator[None]:
     """Errors raised by Python while a stage is called or traced name the stage."""
     try:
         yield
+    except OutOfMemoryError:
+        raise  # It says so itself, and more.
     except tf.errors.OpError as error:
         raise explained(error, str(stage)) from error
     except Exception as error:
@@ -37,8 +40,8 @@ def in_step(stages: Sequence[Stage]) -> Iterator[None]:
     """Errors raised by TensorFlow while a traced step runs name the stage they came from."""
     try:
         yield
-    except tf.errors.OutOfRangeError:
-        raise  # The data has ended; Keras waits for this.
+    except (OutOfMemoryError, tf.errors.OutOfRangeError):
+        raise  # The former says all by itself. At the latter the data has ended: Keras expects it.
     except tf.errors.OpError as error:
         stage = stage_in(f"{error.message}")
         if stage is None or stage >= len(stages):
