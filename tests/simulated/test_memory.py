@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from keras_mgpu import PipelineSplit
+from keras_mgpu import PipelineSplit, restore_checkpoint, save_checkpoint
 from keras_mgpu.model import placing
 from keras_mgpu.system.memory import memory_of
 
@@ -354,3 +354,40 @@ def test_metrics_that_do_not_fit():
         assert in_use("/GPU:1") - filled <= SMALL
     assert split.evaluate(X, Y, batch_size=8, verbose=0, return_dict=True)["keeps"] == 16
 
+
+# Checkpoints.
+
+
+def test_a_checkpoint_is_saved_and_restored_without_a_second_copy_on_the_device(tmp_path):
+    split = split_of(make())
+    split.compile("adam", "mse")
+    split.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+    saved = [variable.numpy() for variable in split.model.variables]
+    path = save_checkpoint(tmp_path, split)
+    split.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+    used = in_use("/GPU:1")
+    tf.config.experimental.reset_memory_stats("/GPU:1")
+    save_checkpoint(tmp_path, split)
+    assert tf.config.experimental.get_memory_info("/GPU:1")["peak"] <= used + SMALL
+    with room("/GPU:0", SMALL), room("/GPU:1", SMALL):
+        restore_checkpoint(path, split)
+    for variable, value in zip(split.model.variables, saved):
+        np.testing.assert_array_equal(variable.numpy(), value)
+    split.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+    expected = trained_plainly("adam")
+    expected.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+    for value, reference in zip(split.model.get_weights(), expected.get_weights()):
+        np.testing.assert_allclose(value, reference, rtol=1e-3, atol=1e-4)
+
+
+def test_a_checkpoint_in_host_memory_takes_nothing_on_a_device(tmp_path):
+    """TensorFlow keeps what it copied to a device as long as the tensor it copied."""
+    from keras_mgpu.checkpoints import host_copies
+
+    with tf.device("/GPU:1"):
+        variable = keras.Variable(np.zeros((WIDTH, WIDTH), "float32"))
+    saved = host_copies.to_host({"a": variable})
+    used = in_use("/GPU:1")
+    host_copies.assign({"a": variable}, saved)
+    variable.assign_add(tf.ones((WIDTH, WIDTH)))
+    assert in_use("/GPU:1") <= used + SMALL
