@@ -6,14 +6,13 @@ TensorFlow writes it without holding Python's lock, and with a checksum for each
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import tensorflow as tf
 
 from keras_mgpu.checkpoints.manifest import TensorEntry
+from keras_mgpu.system.memory import num_bytes_of
 
 READERS = 4
 SHARD_BYTES = 128 << 20
@@ -117,8 +116,3 @@ def unreadable(prefix: str, entries: Sequence[TensorEntry]) -> list[str]:
 def entries_of(tensors: TensorsByKey) -> Iterator[TensorEntry]:
     for key, tensor in tensors.items():
         yield TensorEntry(key, tuple(tensor.shape.as_list()), tensor.dtype.name)
-
-
-def num_bytes_of(value: Any) -> int:
-    """The size of a tensor, a variable, or a `TensorEntry`."""
-    return int(math.prod(value.shape) * tf.as_dtype(value.dtype).size)

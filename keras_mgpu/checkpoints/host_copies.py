@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,8 +10,13 @@ from typing import Any
 import tensorflow as tf
 
 from keras_mgpu.internals.keras_variables import copies_of, value_of
+from keras_mgpu.model.memory_errors import Demand, Item, naming
+from keras_mgpu.system import memory
+from keras_mgpu.system.devices import short
 
 Variables = Mapping[str, Any]
+_HELPS = "more devices, or `del` of other models on this one"
+_AFTERMATH = "Variables before it are restored already; it and those after it are as they were."
 
 
 def to_host(variables: Variables) -> dict[str, tf.Tensor]:
@@ -25,7 +31,7 @@ def to_host(variables: Variables) -> dict[str, tf.Tensor]:
 
     def copy(keys: Sequence[str]) -> dict[str, tf.Tensor]:
         with tf.device("/CPU:0"):
-            return {key: tf.identity(value_of(variables[key])) for key in keys}
+            return {key: tf.identity(memory.read(value_of(variables[key]))) for key in keys}
 
     if len(by_device) < 2:
         copies = [copy(keys) for keys in by_device.values()]
@@ -54,11 +60,16 @@ def copies_to_host(variables: Variables, worker: int) -> dict[str, tf.Tensor]:
 
 
 def assign(variables: Variables, tensors: Mapping[str, tf.Tensor]) -> None:
-    """Assigns each variable the tensor of the same key, if shape and type match."""
+    """Assigns each variable the tensor of the same key, if shape and type match.
+
+    Raises:
+        OutOfMemoryError: If a device has no room for one. That one keeps its value.
+    """
     for key, variable in variables.items():
         tensor = tensors.get(key)
         if tensor is not None and _fits(tensor, variable):
-            value_of(variable).assign(tensor)
+            with _naming(key, variable):
+                memory.overwrite(value_of(variable), tensor)
 
 
 def assign_copies(
@@ -77,7 +88,7 @@ def assign_copies(
             left.append(key)
             continue
         for replica, tensor in zip(replicas, mine):
-            replica.assign(tensor)
+            memory.overwrite(replica, tensor)
     return left
 
 
@@ -96,6 +107,13 @@ def assign_counts(
                 replica.assign(tf.add_n(list(saved.values())))
             else:
                 replica.assign(tf.zeros_like(replica))
+
+
+def _naming(key: str, variable: Any) -> contextlib.AbstractContextManager[None]:
+    """Errors say which variable there is no room for."""
+    item, device = Item(key, memory.num_bytes_of(variable)), device_of(variable)
+    demand = Demand(f"restoring {key}", f"/{short(device)}", [item], _HELPS, _AFTERMATH)
+    return naming(demand, item, memory.memory_of(device))
 
 
 def _saved_copies(

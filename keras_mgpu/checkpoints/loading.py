@@ -16,6 +16,7 @@ from keras_mgpu.checkpoints.manifest import DamagedError, FileEntry, Manifest
 from keras_mgpu.checkpoints.progress import progress_of
 from keras_mgpu.checkpoints.store import BUNDLE, MODEL, STATE, Entry, Store, read_manifest
 from keras_mgpu.system import files
+from keras_mgpu.system.memory import num_bytes_of
 
 logger = logging.getLogger("keras_mgpu")
 
@@ -57,7 +58,7 @@ def load(entry: Entry, accept: Callable[[Manifest], None] = lambda manifest: Non
         if check(entry.path, file):
             raise DamagedError("; ".join(damages(entry)))
     accept(manifest)
-    num_bytes = sum(map(bundle.num_bytes_of, manifest.tensors))
+    num_bytes = sum(map(num_bytes_of, manifest.tensors))
     with progress_of(f"Reading {entry.name}", num_bytes) as progress:
         try:
             tensors = bundle.read(files.join(entry.path, BUNDLE), manifest.tensors, progress)

@@ -13,17 +13,17 @@ import keras
 import tensorflow as tf
 
 from keras_mgpu.checkpoints import host_copies
-from keras_mgpu.checkpoints.bundle import num_bytes_of
 from keras_mgpu.checkpoints.loading import Loaded
 from keras_mgpu.checkpoints.manifest import Manifest
 from keras_mgpu.checkpoints.mismatch import mismatch_of
 from keras_mgpu.checkpoints.parts import Snapshot
 from keras_mgpu.checkpoints.resumable_dataset import Position
 from keras_mgpu.checkpoints.variables import metric_variables_of, replica_state_of, variables_of
-from keras_mgpu.internals.keras_optimizers import optimizers_of, steps_of
+from keras_mgpu.internals.keras_optimizers import build_on, optimizers_of, steps_of
 from keras_mgpu.internals.keras_training import is_default_strategy
 from keras_mgpu.model.split_model import unsplit
 from keras_mgpu.system.cluster import Workers
+from keras_mgpu.system.memory import num_bytes_of
 from keras_mgpu.version import __version__
 
 logger = logging.getLogger("keras_mgpu")
@@ -55,8 +55,7 @@ class TrainingState:
             return
         if unsplit(self._model) is not self._model:
             # All slots together may not fit one device. The first step moves them to theirs.
-            with tf.device("/CPU:0"):
-                self._optimizer.build(self._model.trainable_variables)
+            build_on("/CPU:0", self._optimizer, self._model.trainable_variables)
             return
         with self._model.distribute_strategy.scope():
             self._optimizer.build(self._model.trainable_variables)

@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
+
+from keras_mgpu.internals.keras_graph import no_automatic_dependency_tracking
 
 
 def slots_of(optimizer: Any) -> list[tuple[keras.Variable, keras.Variable]]:
@@ -25,6 +28,62 @@ def slots_of(optimizer: Any) -> list[tuple[keras.Variable, keras.Variable]]:
             pairs = zip(variables, kept)
             found += [(v, slot) for v, slot in pairs if isinstance(slot, keras.Variable)]
     return found
+
+
+def build_on(device: str, optimizer: Any, variables: Sequence[keras.Variable]) -> None:
+    """Builds an optimizer with all of its slots on one device, wherever its variables are.
+
+    Keras asks TensorFlow to put slots beside their variables, which depends on the strategy.
+    """
+
+    def create(next_creator: Callable[..., Any], **options: Any) -> Any:
+        with tf.device(device):
+            return next_creator(**options)
+
+    with tf.init_scope(), tf.device(device), tf.variable_creator_scope(create):
+        optimizer.build(list(variables))
+
+
+@contextlib.contextmanager
+def as_before_on_error(optimizer: Any) -> Iterator[None]:
+    """An optimizer that is built inside is not built any more if an error leaves the scope."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    snapshots = [_Snapshot(each) for each in (optimizer, inner) if each is not None]
+    try:
+        yield
+    except BaseException:
+        for snapshot in snapshots:
+            snapshot.restore()
+        raise
+
+
+class _Snapshot:
+    """The attributes of an optimizer, and what is in those that can grow."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._attributes = dict(vars(optimizer))
+        items = self._attributes.items()
+        self._lists = {name: list(kept) for name, kept in items if isinstance(kept, list)}
+        self._others = {name: kept.copy() for name, kept in items if isinstance(kept, (dict, set))}
+
+    @no_automatic_dependency_tracking
+    def restore(self) -> None:
+        optimizer = self._optimizer
+        vars(optimizer).clear()
+        vars(optimizer).update(self._attributes)
+        for name, before in self._others.items():
+            kept = self._attributes[name]
+            kept.clear()
+            kept.update(before)
+        for name, items in self._lists.items():
+            if len(items) != len(self._attributes[name]):
+                # A new list: TensorFlow does not save lists from which something was removed.
+                setattr(optimizer, name, items)
+        tracker = optimizer._tracker
+        is_variable, _ = tracker.config["variables"]
+        tracker.config["variables"] = is_variable, optimizer._variables
+        tracker.stored_ids["variables"] = {id(variable) for variable in optimizer._variables}
 
 
 # Runs a function on a device.

@@ -82,6 +82,7 @@ NAMES = (
     PrivateName("optimizer", "_distributed_tf_update_step", _SLOTS),
     PrivateName("optimizer", "_iterations", "the number of steps trained"),
     PrivateName("optimizer", "_learning_rate", _SLOTS),
+    PrivateName("optimizer", "_tracker", "an optimizer that is as before if a device is too small"),
     PrivateName("optimizer", "_trainable_variables", _SLOTS),
     PrivateName("optimizer", "_trainable_variables_indices", _SLOTS),
     PrivateName("optimizer", "_var_key", _SLOTS),

@@ -11,19 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from keras_mgpu.blueprint.partition import PartitionPlan
 from keras_mgpu.internals.identity import IdentitySet, unique
 from keras_mgpu.internals.keras_graph import flatten_layers
-from keras_mgpu.internals.keras_variables import (
-    move_variable,
-    own_state,
-    own_trainable,
-    own_weights,
-    tf_variable,
-)
+from keras_mgpu.internals.keras_variables import own_state, own_trainable, own_weights
 from keras_mgpu.model.layer_calls import LayerCall, LayerCalls
+from keras_mgpu.model.memory_errors import SMALLER_STAGES
+from keras_mgpu.model.placing import Load
+
+WEIGHTS_HELP = (
+    f"{SMALLER_STAGES}. A smaller batch and `recompute` do not help: weights are always there"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,10 +76,15 @@ class Stage:
         of_embeddings = IdentitySet(v for layer in embeddings for v in layer.variables)
         return [variable for variable in self.variables if variable in of_embeddings]
 
-    def __str__(self) -> str:
+    @property
+    def name(self) -> str:
+        """Such as `"stage 1 (dense … dense_3)"`."""
         names = [call.name for call in self.calls if not call.is_entry]
         layers = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
-        return f"stage {self.index} ({layers}) on {self.device}"
+        return f"stage {self.index} ({layers})"
+
+    def __str__(self) -> str:
+        return f"{self.name} on {self.device}"
 
 
 def make_stages(
@@ -108,40 +112,12 @@ def make_stages(
     return tuple(stages)
 
 
-def place_variables(stages: Iterable[Stage]) -> None:
-    """Moves all variables to the devices of their stages.
-
-    All copies are created before the first variable is replaced, so that the model is unchanged if
-    a device runs out of memory.
-    """
-    moves = [
-        (variable, copy_to(variable, stage.device))
+def weight_loads(stages: Iterable[Stage]) -> list[Load]:
+    """The variables of stages, to be placed on their devices."""
+    return [
+        Load(f"the weights of {stage.name}", stage.device, stage.variables, WEIGHTS_HELP)
         for stage in stages
-        for variable in stage.variables
-        if not _is_on(variable, stage.device)
     ]
-    for variable, value in moves:
-        move_variable(variable, value)
-
-
-def copy_to(variable: keras.Variable, device: str) -> tf.Variable:
-    """Returns a `tf.Variable` on `device` with the value of a Keras variable."""
-    old = tf_variable(variable)
-    with tf.device(device):
-        return tf.Variable(
-            old.read_value(),
-            dtype=old.dtype,
-            trainable=old.trainable,
-            name=variable.name,
-            aggregation=old.aggregation,
-            synchronization=old.synchronization,
-        )
-
-
-def _is_on(variable: keras.Variable, device: str) -> bool:
-    is_at = tf.DeviceSpec.from_string(tf_variable(variable).device)
-    wanted = tf.DeviceSpec.from_string(device)
-    return bool(is_at == is_at.make_merged_spec(wanted))
 
 
 def _ranges(calls: Sequence[LayerCall], ends: Sequence[int]) -> list[tuple[LayerCall, ...]]:

@@ -123,6 +123,14 @@ class Trainer:
 
         Must be called in a graph that is thrown away.
         """
+        try:
+            self._rehearse(schedule, data)
+        except BaseException:
+            for stage in self._stages:
+                stage.release()
+            raise
+
+    def _rehearse(self, schedule: Schedule, data: StepData[State]) -> None:
         flow, inputs = _Flow(self._functions, data), []
         for stage, function in enumerate(self._functions):
             op = Op("F", stage, 0)

@@ -16,6 +16,8 @@ import tensorflow as tf
 
 from keras_mgpu.internals.identity import IdentityMap, IdentitySet, unique
 from keras_mgpu.internals.keras_optimizers import (
+    as_before_on_error,
+    build_on,
     numbers_of,
     optimizer_variables,
     rekey_optimizer,
@@ -23,45 +25,73 @@ from keras_mgpu.internals.keras_optimizers import (
     updating_by_device,
 )
 from keras_mgpu.internals.keras_state import FixedValues
-from keras_mgpu.internals.keras_variables import move_variable
 from keras_mgpu.internals.tf_functions import KEEP_AS_CALL, is_eager
-from keras_mgpu.model.stages import copy_to
-from keras_mgpu.system.devices import satisfies
+from keras_mgpu.model.memory_errors import SMALLER_STAGES
+from keras_mgpu.model.placing import Load, place
+from keras_mgpu.model.stages import Stage
+from keras_mgpu.system.devices import normalize
 
 HOST = "/CPU:0"
+_HELPS = (
+    "an optimizer with fewer slots (Adam has two for each weight, Lion one, SGD without momentum "
+    f"none); {SMALLER_STAGES}. A smaller batch and `recompute` do not help: slots are always there"
+)
 
 
-def build_beside(optimizer: Any, variables: Sequence[keras.Variable], device: str) -> None:
+def build_beside(
+    optimizer: Any, variables: Sequence[keras.Variable], stages: Sequence[Stage] = ()
+) -> None:
     """Makes an optimizer's slots if they are not there, and puts each beside its variable.
 
     They are made on the host first: all of them together may not fit any one device.
-    """
-    if not optimizer.built:
-        with tf.init_scope(), tf.device(HOST):
-            optimizer.build(list(variables))
-    place_slots(optimizer, device)
-
-
-def place_slots(optimizer: Any, device: str) -> None:
-    """Moves the slots of a built optimizer to their variables' devices.
 
     Args:
         optimizer: The optimizer.
-        device: Where its other variables go, such as its step: beside the loss.
+        variables: What it trains.
+        stages: The stages that the variables belong to.
+
+    Raises:
+        OutOfMemoryError: If a device has no room for them. Then the optimizer is as it was.
     """
-    slots = [(slot, variable.value.device) for variable, slot in slots_of(optimizer)]
-    are_slots = IdentitySet(slot for slot, _ in slots)
-    others = [v for v in optimizer_variables(optimizer) if v not in are_slots]
-    places = [*slots, *((variable, device) for variable in unique(others))]
+    with as_before_on_error(optimizer):
+        if not optimizer.built:
+            build_on(HOST, optimizer, variables)
+        place_slots(optimizer, stages)
+
+
+def place_slots(optimizer: Any, stages: Sequence[Stage] = ()) -> None:
+    """Moves the slots of a built optimizer to their variables' devices, or none of them.
+
+    Its other variables, such as its step, go where the last stage is: beside the loss.
+    """
+    slots = IdentitySet(slot for _, slot in slots_of(optimizer))
+    others = [v for v in unique(optimizer_variables(optimizer)) if v not in slots]
+    what = f"the numbers of the optimizer {optimizer.name}"
+    numbers = [Load(what, stage.device, others, SMALLER_STAGES) for stage in stages[-1:]]
     with tf.init_scope():
-        moves = [
-            (variable, copy_to(variable, place))
-            for variable, place in places
-            if not satisfies(variable.value.device, place)
-        ]
-        for variable, value in moves:
-            move_variable(variable, value)
+        place([*slot_loads(optimizer, stages), *numbers])
     rekey_optimizer(optimizer)
+
+
+def slot_loads(optimizer: Any, stages: Sequence[Stage]) -> list[Load]:
+    """The slots of a built optimizer as what goes to the devices of stages.
+
+    Slots of variables that no stage has go where their variables are.
+    """
+    homes = IdentityMap((variable, stage) for stage in stages for variable in stage.variables)
+    by_stage: IdentityMap[Stage, list[keras.Variable]] = IdentityMap()
+    by_device: dict[str, list[keras.Variable]] = {}
+    for variable, slot in slots_of(optimizer):
+        stage = homes.get(variable)
+        if stage is None:
+            by_device.setdefault(variable.value.device, []).append(slot)
+        else:
+            by_stage.setdefault(stage, []).append(slot)
+    what = f"the slots of the optimizer {optimizer.name}"
+    return [
+        *(Load(f"{what} for {x.name}", x.device, slots, _HELPS) for x, slots in by_stage.items()),
+        *(Load(what, normalize(device), slots, _HELPS) for device, slots in by_device.items()),
+    ]
 
 
 def apply_beside(

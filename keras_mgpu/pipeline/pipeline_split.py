@@ -24,7 +24,8 @@ from keras_mgpu.internals.keras_training import (
 )
 from keras_mgpu.model import layer_calls
 from keras_mgpu.model.layer_calls import LayerCalls
-from keras_mgpu.model.stages import Stage, place_variables
+from keras_mgpu.model.placing import place
+from keras_mgpu.model.stages import Stage, weight_loads
 from keras_mgpu.pipeline import optimizer_slots, planning, validation
 from keras_mgpu.pipeline.batches import Batches
 from keras_mgpu.pipeline.loss.compiled_loss import CompiledLoss
@@ -114,9 +115,9 @@ class PipelineSplit(SharesCompiled):
         sublayers = [layer for stage in pipeline.stages for layer in stage.sublayers]
         validation.check_statelessness(sublayers, pipeline.schedule.num_micro_batches)
         _warn_of_norms(pipeline)
-        place_variables(pipeline.stages)
-
         super().__init__(name=name or f"{model.name}_split")
+        _place(model, pipeline.stages)
+
         self._pipeline = pipeline
         self._compiles_stages = self._compiles_stages_now = jit_compile
         self._is_open_in_keras = False
@@ -194,7 +195,7 @@ class PipelineSplit(SharesCompiled):
             model, self.devices[-1], model.run_eagerly, self.micro_batches
         )
         if self.optimizer is not None and self.optimizer.built:
-            optimizer_slots.place_slots(self.optimizer, self.devices[-1])
+            optimizer_slots.place_slots(self.optimizer, self.stages)
 
     def before_use(self) -> None:
         """Follows a model inside that was compiled again in the meantime."""
@@ -205,8 +206,7 @@ class PipelineSplit(SharesCompiled):
         if self.train_function is None or force:
             validation.check_no_strategy()
             if self.optimizer is not None and self.trainable_weights:
-                weights, device = self.trainable_weights, self.devices[-1]
-                optimizer_slots.build_beside(self.optimizer, weights, device)
+                optimizer_slots.build_beside(self.optimizer, self.trainable_weights, self.stages)
             super().make_train_function(force=True)
             self.train_function = self._explaining(self.train_function, self._train_by_hand)
         return self.train_function
@@ -436,6 +436,14 @@ def _split_by(model: keras.Model) -> PipelineSplit | None:
     if reference is not None and reference() is not None:
         gc.collect()  # Keras models hold themselves: `del` alone does not end one.
     return None if reference is None else reference()
+
+
+def _place(model: keras.Model, stages: Sequence[Stage]) -> None:
+    """Moves the weights to their stages, and what the optimizer has for them; or nothing at all."""
+    optimizer = model.optimizer if model.compiled else None
+    has_slots = optimizer is not None and optimizer.built
+    slots = optimizer_slots.slot_loads(optimizer, stages) if has_slots else []
+    place([*weight_loads(stages), *slots])
 
 
 def _warn_of_norms(pipeline: Pipeline) -> None:

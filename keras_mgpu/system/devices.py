@@ -249,19 +249,21 @@ def describe() -> list[DeviceInfo]:
         index = tf.DeviceSpec.from_string(device.name).device_index
         is_gpu = device.device_type == "GPU"
         card = details[index].get("device_name", "") if is_gpu and index < len(details) else ""
-        memory = _memory_bytes(device.name)
+        memory = memory_limit(device.name)
         found.append(DeviceInfo(normalize(device.name), device.device_type, card, memory))
     return found
 
 
-def _memory_bytes(name: str) -> int | None:
-    """Returns the memory that TensorFlow may use on a GPU. The limit of a CPU is meaningless."""
-    if kind_of(name) != "GPU":
+@functools.cache
+def memory_limit(device: str) -> int | None:
+    """Returns the memory that TensorFlow may use on a GPU of this process.
+
+    It is `None` for other devices. The limit of a CPU is meaningless.
+    """
+    if kind_of(device) != "GPU":
         return None
-    for device in local_devices():
-        if device.name == name:
-            return int(device.memory_limit)
-    return None
+    name = normalize(device)
+    return next((int(d.memory_limit) for d in local_devices() if normalize(d.name) == name), None)
 
 
 # PCI bus IDs.

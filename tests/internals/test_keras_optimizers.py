@@ -83,3 +83,44 @@ def test_a_second_optimizer_that_a_model_keeps():
     model.compile("sgd", "mse")
     model.for_the_generator = keras.optimizers.Adam()
     assert keras_optimizers.optimizers_of(model) == {"for_the_generator": model.for_the_generator}
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: keras.optimizers.Adam(use_ema=True, gradient_accumulation_steps=2),
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(momentum=0.9)),
+    ],
+)
+def test_an_optimizer_that_could_not_be_built_is_as_it_was(optimizer, tmp_path):
+    weights = [keras.Variable(np.ones(2, "float32"))]
+    found, expected = optimizer(), optimizer()
+    before = set(vars(found))
+
+    def build_in_vain():
+        with keras_optimizers.as_before_on_error(found):
+            keras_optimizers.build_on("/CPU:1", found, weights)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_in_vain()
+    assert not found.built
+    assert set(vars(found)) == before
+    assert [v.name for v in found.variables] == [v.name for v in expected.variables]
+    for each in (found, expected):
+        each.build(weights)
+        each.apply_gradients([(tf.ones(2), weights[0])])
+    assert [v.name for v in found.variables] == [v.name for v in expected.variables]
+    saved = [
+        tf.train.list_variables(tf.train.Checkpoint(optimizer=each).save(tmp_path / "saved"))
+        for each in (found, expected)
+    ]
+    assert saved[0] == saved[1]
+
+
+def test_slots_are_built_on_one_device_wherever_variables_are():
+    with tf.device("/CPU:2"):
+        weight = keras.Variable(np.ones(2, "float32"))
+    optimizer = keras.optimizers.Adam()
+    keras_optimizers.build_on("/CPU:1", optimizer, [weight])
+    assert {slot.value.device[-5:] for _, slot in keras_optimizers.slots_of(optimizer)} == {"CPU:1"}

@@ -1,9 +1,6 @@
 """Stages: which calls, which values between them, which variables where."""
 
 import keras
-import numpy as np
-import pytest
-import tensorflow as tf
 from keras import layers
 
 from keras_mgpu.blueprint import partition
@@ -43,48 +40,6 @@ def test_a_shared_weight_lives_with_the_first_who_uses_it():
     assert second.variables == ()
     for borrowed, own in zip(second.borrowed, first.variables):
         assert borrowed is own
-
-
-def test_variables_move_to_their_stages():
-    model = skip()
-    before = model.get_weights()
-    stages.place_variables(stages_of(model, ["first"]))
-    places = {v.path: v.value.device[-5:] for v in model.weights}
-    assert places == {
-        "first/kernel": "CPU:1",
-        "first/bias": "CPU:1",
-        "second/kernel": "CPU:2",
-        "second/bias": "CPU:2",
-    }
-    for value, expected in zip(model.get_weights(), before):
-        np.testing.assert_array_equal(value, expected)
-
-
-def test_a_variable_that_is_where_it_belongs_is_not_copied():
-    model = skip()
-    made = stages_of(model, ["first"])
-    stages.place_variables(made)
-    values = [v.value for v in model.weights]
-    stages.place_variables(made)
-    assert all(v.value is value for v, value in zip(model.weights, values))
-
-
-def test_without_enough_memory_nothing_has_moved(monkeypatch):
-    model, copies = skip(), []
-    before = [v.value.device for v in model.weights]
-    copy_to = stages.copy_to
-
-    def copy_until_full(variable, device):
-        if len(copies) == 2:
-            raise tf.errors.ResourceExhaustedError(None, None, "no memory")
-        copies.append(copy_to(variable, device))
-        return copies[-1]
-
-    monkeypatch.setattr(stages, "copy_to", copy_until_full)
-    with pytest.raises(tf.errors.ResourceExhaustedError):
-        stages.place_variables(stages_of(model, ["first"]))
-    assert len(copies) == 2
-    assert [v.value.device for v in model.weights] == before
 
 
 def test_statistics_and_seeds_are_state_of_their_stage():

@@ -24,7 +24,7 @@ def devices_of(slots):
 
 def test_slots_are_made_beside_their_variables(variables):
     optimizer = keras.optimizers.Adam()
-    build_beside(optimizer, variables, "/CPU:1")
+    build_beside(optimizer, variables)
     assert devices_of(optimizer._momentums) == devices_of(optimizer._velocities) == [0, 1]
 
 
@@ -33,7 +33,7 @@ def test_slots_that_exist_are_moved_with_their_values(variables):
     optimizer.build(variables)
     optimizer.apply_gradients(zip([tf.ones((2, 2))] * 2, variables))
     before = [slot.numpy() for slot in optimizer.momentums]
-    place_slots(optimizer, "/CPU:1")
+    place_slots(optimizer)
     assert devices_of(optimizer.momentums) == [0, 1]
     for slot, value in zip(optimizer.momentums, before):
         np.testing.assert_array_equal(slot, value)
@@ -41,13 +41,13 @@ def test_slots_that_exist_are_moved_with_their_values(variables):
 
 def test_the_slots_of_an_optimizer_inside_another_are_found(variables):
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
-    build_beside(optimizer, variables, "/CPU:1")
+    build_beside(optimizer, variables)
     assert devices_of(optimizer.inner_optimizer._momentums) == [0, 1]
 
 
 def test_updates_are_computed_where_the_variable_is(variables):
     optimizer = keras.optimizers.Adam(weight_decay=0.1, clipnorm=1.0)
-    build_beside(optimizer, variables, "/CPU:1")
+    build_beside(optimizer, variables)
 
     @tf.function(autograph=False)
     def step(gradients):

@@ -25,9 +25,8 @@ from keras_mgpu.internals.keras_losses import (
 )
 from keras_mgpu.internals.keras_masks import Layout, pack, specs_of
 from keras_mgpu.internals.keras_state import AssignmentScope, made_before_tracing
-from keras_mgpu.internals.keras_variables import move_variable
 from keras_mgpu.model.layer_calls import LayerCall, Value
-from keras_mgpu.model.stages import copy_to
+from keras_mgpu.model.placing import Load, place
 from keras_mgpu.pipeline import micro_batches
 from keras_mgpu.pipeline.loss import loss_terms, separability
 from keras_mgpu.pipeline.loss.loss_terms import COUPLED, ONE, ROWS, SAMPLES
@@ -35,6 +34,8 @@ from keras_mgpu.pipeline.micro_batches import COUNT, Batch, Number, as_tensor
 from keras_mgpu.pipeline.stage import stage_errors
 from keras_mgpu.pipeline.stage.piece_function import PieceMaker, WholeFunction
 from keras_mgpu.pipeline.stage.stage_function import LossCall
+
+_HELPS = "metrics that keep less, or `cuts` that give the last stage fewer layers"
 
 
 class LossParts(NamedTuple):
@@ -267,8 +268,7 @@ class CompiledLoss:
         of_losses = [metric for _, metric in self.entries]
         metrics = [self._metrics, *of_losses, loss_tracker_of(self.model)]
         variables = unique(v for metric in filter(None, metrics) for v in metric.variables)
-        for variable in variables:
-            move_variable(variable, copy_to(variable, self.device))
+        place([Load("the compiled metrics", self.device, variables, _HELPS)])
 
     def _warn_of_gathering(self) -> None:
         if self.couples_samples:

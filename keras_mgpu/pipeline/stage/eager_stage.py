@@ -44,6 +44,9 @@ class EagerStage:
         leaves = float_leaves(self.function.stage.inputs, steps.inputs.values)
         return [leaf for leaf in leaves if leaf[0] in self.made]
 
+    def release(self) -> None:
+        self.begin()
+
     def begin(self) -> None:
         self._sums = GradientSum(self.weights)
 

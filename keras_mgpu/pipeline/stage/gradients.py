@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 import weakref
 from collections.abc import Callable, Sequence
@@ -12,6 +13,15 @@ import tensorflow as tf
 
 from keras_mgpu.internals.identity import IdentityMap
 from keras_mgpu.internals.tf_functions import KEEP_AS_CALL
+from keras_mgpu.model.memory_errors import SMALLER_STAGES, Demand, Item, check_room, naming
+from keras_mgpu.system.memory import memory_of
+
+_HELPS = (
+    f"{SMALLER_STAGES}; or weights that are not trained (`layer.trainable = False`), of which no "
+    "gradient is kept. A smaller batch and `recompute` do not help: a gradient is as large as its "
+    "weight"
+)
+_AFTERMATH = "No step was taken."
 
 # Of a weight: a tensor, `tf.IndexedSlices` where only some rows have one, or nothing.
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
@@ -45,28 +55,64 @@ class GradientVariables:
     What runs for each micro-batch adds to them, so that nothing of a weight's size has to pass
     through the step for each of them. They are bare resources: a `tf.Variable` that is made while a
     step is traced makes TensorFlow trace the whole step twice.
+
+    Args:
+        device: The device of the stage.
+        stage: The name of the stage.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, stage: str = "a stage") -> None:
         self._device = device
+        self._stage = stage
         self._sums: IdentityMap[keras.Variable, _Sum] = IdentityMap()
 
     def add(self, weight: keras.Variable, gradient: tf.Tensor) -> tf.Operation:
         """Makes the op that adds a gradient."""
         if weight not in self._sums:
-            self._sums[weight] = _Sum(weight.shape, gradient.dtype, self._device)
+            self._sums[weight] = _Sum(weight.path, weight.shape, gradient.dtype, self._device)
         handle = self._sums[weight].handle
         # fp8 scales come as gradients to be taken as they are: the newest counts.
         if getattr(weight, "overwrite_with_gradient", False):
             return tf.raw_ops.AssignVariableOp(resource=handle, value=gradient)
         return tf.raw_ops.AssignAddVariableOp(resource=handle, value=gradient)
 
+    def take_memory(self) -> None:
+        """Takes the memory of all sums that have none yet.
+
+        Raises:
+            OutOfMemoryError: If the device has no room for them. Then none of them has any.
+        """
+        sums = sorted(self._sums.values(), key=lambda each: each.item.num_bytes)
+        new = [each for each in sums if not each.has_memory]
+        if not new:
+            return
+        task = f"making room for the sums of the gradients of {self._stage}"
+        demand = Demand(task, self._device, [each.item for each in new], _HELPS, _AFTERMATH)
+        check_room([demand])
+        memory = memory_of(self._device)
+        try:
+            for each in new:
+                with naming(demand, each.item, memory), tf.init_scope(), tf.device(self._device):
+                    each.clear()
+                each.has_memory = True
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Leaves all sums without memory until `take_memory`, or until a step begins."""
+        for each in self._sums.values():
+            with tf.init_scope(), tf.device(self._device):
+                each.release()
+
     def clear(self) -> None:
         """Starts from zero, in a single call."""
 
         def clear_each() -> None:
-            for each in self._sums.values():
-                each.clear()
+            before: list[tf.Operation] = []
+            for each in self._sums.values():  # One by one: each takes its memory twice meanwhile.
+                with tf.control_dependencies(before):
+                    before = [each.clear()]
 
         if self._sums:
             self._call(clear_each)
@@ -97,19 +143,24 @@ class GradientVariables:
 
 
 class _Sum:
-    """A tensor on a device that can be added to."""
+    """A tensor on a device that can be added to. It takes memory when it is cleared."""
 
-    def __init__(self, shape: Sequence[int], dtype: tf.DType, device: str) -> None:
+    def __init__(self, name: str, shape: Sequence[int], dtype: tf.DType, device: str) -> None:
         self._shape, self._dtype = tuple(shape), dtype
+        self.item = Item(name, math.prod(shape) * int(dtype.size), dtype.is_floating)
+        self.has_memory = False
         name = f"keras_mgpu_sum_{uuid.uuid4().hex}"
         with tf.init_scope(), tf.device(device):
             self.handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=name)
-            self.clear()
         weakref.finalize(self, _destroy, self.handle)
 
-    def clear(self) -> None:
+    def clear(self) -> tf.Operation | None:
         zeros = tf.zeros(self._shape, self._dtype)
-        tf.raw_ops.AssignVariableOp(resource=self.handle, value=zeros)
+        return tf.raw_ops.AssignVariableOp(resource=self.handle, value=zeros)
+
+    def release(self) -> None:
+        tf.raw_ops.AssignVariableOp(resource=self.handle, value=tf.zeros([0], self._dtype))
+        self.has_memory = False
 
     def read(self) -> tf.Tensor:
         value = tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self._dtype)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import tensorflow as tf
 
 from keras_mgpu.blueprint.schedule import stage_in, stage_scope
+from keras_mgpu.model.memory_errors import OutOfMemoryError
 from keras_mgpu.model.stages import Stage
 
 OUT_OF_MEMORY_ADVICE = (
@@ -38,6 +39,8 @@ def in_stage(stage: Stage, layer: Callable[[], str] = no_layer) -> Iterator[None
     """
     try:
         yield
+    except OutOfMemoryError:
+        raise  # It says so itself, and more.
     except tf.errors.OpError as error:
         raise explained(error, _place(stage, layer())) from error
     except Exception as error:
@@ -58,8 +61,9 @@ def in_step(stages: Sequence[Stage]) -> Iterator[None]:
     """Errors raised by TensorFlow while a traced step runs name the stage they came from."""
     try:
         yield
-    except (tf.errors.OutOfRangeError, tf.errors.CancelledError):
-        raise  # The data has ended, for which Keras waits; or the cause is not known.
+    except (OutOfMemoryError, tf.errors.OutOfRangeError, tf.errors.CancelledError):
+        # It says all by itself; or the data has ended, which Keras expects; or the cause is hidden.
+        raise
     except tf.errors.OpError as error:
         index = stage_in(f"{error.message}")
         if index is None or index >= len(stages):

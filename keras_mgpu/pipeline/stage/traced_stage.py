@@ -60,7 +60,8 @@ class TracedStage:
         self._made = made
         self._kinds = kinds
         self._stays_a_call = stays_a_call
-        self._sums = GradientVariables(function.stage.device) if num_micro_batches > 1 else None
+        stage, is_summed = function.stage, num_micro_batches > 1
+        self._sums = GradientVariables(stage.device, stage.name) if is_summed else None
         self._programs: IdentityMap[StageTrace, StageProgram] = IdentityMap()
         self._returned: list[list[Gradient]] = []
         self._added: list[tf.Tensor] = []
@@ -75,7 +76,13 @@ class TracedStage:
         program = self._programs.get(trace)
         if program is None or program.cotangents != frozenset(steps.cotangents):
             program = self._programs[trace] = self._make_program(trace, steps)
+        elif self._sums is not None:
+            self._sums.take_memory()
         return list(program.graph.of_inputs)
+
+    def release(self) -> None:
+        if self._sums is not None:
+            self._sums.release()
 
     def begin(self) -> None:
         self._returned, self._added = [], []
@@ -105,6 +112,8 @@ class TracedStage:
             cotangents=steps.cotangents,
             sums=self._sums,
         )
+        if self._sums is not None:
+            self._sums.take_memory()
 
         def program_of(make_piece: MakePiece) -> StageProgram:
             return make_program(graph, steps.cotangents, self._kinds, make_piece)

@@ -77,6 +77,9 @@ class TrainingStage(Protocol):
     def prepare(self, steps: StepsAhead) -> Collection[Leaf]:
         """Gets ready for training; returns the inputs that will have a gradient."""
 
+    def release(self) -> None:
+        """Gives back the memory that it took to get ready; it takes it again with the next step."""
+
     def begin(self) -> None:
         """Starts a step: nothing is summed yet."""
 

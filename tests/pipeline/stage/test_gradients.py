@@ -2,8 +2,10 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
+from keras_mgpu.internals.tf_functions import scratch_graph
 from keras_mgpu.pipeline.stage.gradients import GradientSum, GradientVariables, add_gradients
 
 
@@ -55,8 +57,35 @@ def test_sums_in_place_begin_anew_with_each_step():
             with tf.control_dependencies([sums.add(weight, gradient)]):
                 return sums.read([])[weight]
 
-    with tf.init_scope():
+    with scratch_graph("step").as_default():
         sums.add(weight, tf.zeros(2))
+    sums.take_memory()
     for _ in range(2):
         np.testing.assert_array_equal(step(tf.ones(2)), [2, 2])
     assert other not in sums.read([])
+
+
+def test_sums_without_room_say_so_and_hold_nothing(monkeypatch):
+    large, small = keras.Variable(np.zeros((64, 64))), keras.Variable(np.zeros(2))
+    sums, filled = GradientVariables("/CPU:1", "stage 1 (dense)"), []
+    zeros = tf.zeros
+
+    def zeros_until_full(shape, dtype):
+        if shape == (64, 64):
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
+        filled.append(shape)
+        return zeros(shape, dtype)
+
+    with scratch_graph("step").as_default():
+        sums.add(large, tf.zeros((64, 64)))
+        sums.add(small, tf.zeros(2))
+    monkeypatch.setattr(tf, "zeros", zeros_until_full)
+    with pytest.raises(tf.errors.ResourceExhaustedError) as caught:
+        sums.take_memory()
+    message = str(caught.value)
+    assert "the sums of the gradients of stage 1 (dense) on /CPU:1." in message
+    assert "To be stored: 16.0 KiB in 2 variables. No room for variable" in message
+    assert filled == [(2,), [0], [0]]  # The small one first; then none of them has any memory.
+    monkeypatch.undo()
+    sums.take_memory()
+    np.testing.assert_array_equal(sums.read([])[large], np.zeros((64, 64)))
