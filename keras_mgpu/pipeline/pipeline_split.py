@@ -19,6 +19,7 @@ from keras_mgpu.internals.keras_graph import no_automatic_dependency_tracking
 from keras_mgpu.internals.keras_training import (
     SharesCompiled,
     forget_functions,
+    run_without_xla,
     write_jit_compile,
 )
 from keras_mgpu.model import layer_calls
@@ -119,6 +120,7 @@ class PipelineSplit(SharesCompiled):
         self.model = model
         self.built = True
         forget_functions(model)
+        run_without_xla(self)
         _splits[model] = weakref.ref(self)
         if model.compiled:
             self._share()
@@ -185,6 +187,7 @@ class PipelineSplit(SharesCompiled):
         model = self.model
         validation.check_no_new_weights(model, self.stages)
         self.share_compiled(model)
+        run_without_xla(self)  # Whoever compiled the model may have turned it on.
         self._pipeline.forget_traces(model.run_eagerly, self._compiles_stages_now)
         self._compiled = CompiledLoss(
             model, self.devices[-1], model.run_eagerly, self.micro_batches
