@@ -112,6 +112,7 @@ NAMES = (
     ),
     PrivateName("tensorflow.python.framework", "kernels.get_all_registered_kernels", _PLACEMENT),
     PrivateName("tensorflow.tsl.profiler.protobuf", "xplane_pb2.XSpace", _TIMELINE),
+    PrivateName("context", "_context_handle", "settings of GPUs"),
     PrivateName("context", "check_collective_ops_peer_health", "noticing dead workers"),
     PrivateName("context", "clear_kernel_cache", _PLACEMENT),
     PrivateName("context", "disable_graph_collection", _PLACEMENT),
