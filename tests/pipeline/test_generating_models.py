@@ -1,4 +1,4 @@
-"""Models with a `generate` of their own, such as those of keras_hub, which keep a traced function."""
+"""Models that generate, such as those of keras_hub, and keep a traced function for it."""
 
 import keras
 import numpy as np
