@@ -30,6 +30,7 @@ from keras_mgpu.pipeline.loss.compiled_loss import CompiledLoss
 from keras_mgpu.pipeline.pipeline import Pipeline
 from keras_mgpu.pipeline.stage import stage_errors
 from keras_mgpu.pipeline.verify import Verifier, VerifyReport
+from keras_mgpu.profiling.short_stages import warn_of_short_stages
 from keras_mgpu.system.terminal import fold_names
 
 if TYPE_CHECKING:
@@ -302,7 +303,9 @@ class PipelineSplit(SharesCompiled):
             A pair: `Costs` in seconds, and `StageBytes`. What loops keep, as in recurrent
             layers, is not counted among the bytes.
         """
-        return self._pipeline.measure(num_samples)
+        costs, sizes = self._pipeline.measure(num_samples)
+        warn_of_short_stages(costs, self.devices)
+        return costs, sizes
 
     def profile(self, x: Any, y: Any = None, sample_weight: Any = None) -> MeasuredStep:
         """Runs a training step under TensorFlow's profiler, and undoes it.
