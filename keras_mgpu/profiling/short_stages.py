@@ -39,8 +39,8 @@ def advice(stages: Sequence[int]) -> str:
     names = fold_names([str(stage) for stage in stages], "stages")
     return (
         f"The forward pass of a micro-batch takes less than a millisecond in stage {names}. "
-        "Launching the kernels of a few layers takes about as long, so the GPU mostly waits for the "
-        "host. Use fewer micro-batches, larger batches, or fewer devices."
+        "Launching the kernels of a few layers takes about as long, so the GPU mostly waits for "
+        "the host. Use fewer micro-batches, larger batches, or fewer devices."
     )
 
 
