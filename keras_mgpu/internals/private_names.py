@@ -157,7 +157,7 @@ def _objects() -> dict[str, Callable[[], Any]]:
     inputs = keras.Input((2,))
     dense = keras.layers.Dense(2)
     model = keras.Model(inputs, dense(inputs))
-    model.compile("adam", "mse", metrics=["mae"])
+    model.compile("adam", "mse", metrics=["mae"], jit_compile=False)  # XLA may not be there.
     data = np.ones((2, 2), "float32")
     model.train_on_batch(data, data)
     double = tf.function(lambda x: x * 2)
