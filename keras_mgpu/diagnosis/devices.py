@@ -71,8 +71,10 @@ def _link(source: str, target: str) -> dict[str, Any]:
 
 def judge_links(links: list[dict[str, Any]]) -> Finding:
     """Groups pairs by what connects them: with eight GPUs there are 56."""
+    if not links:
+        return Finding(UNKNOWN)
     if not any(each["link"] for each in links):
-        why = "Links between devices are not known: the driver's library did not tell."
+        why = "Links between GPUs are not known: the driver's library did not tell."
         return Finding(UNKNOWN, (why,), {"links": links})
     groups: dict[tuple[str, Any], list[str]] = {}
     for each in links:

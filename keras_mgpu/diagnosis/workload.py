@@ -37,10 +37,22 @@ class Workload:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
+        self._failure: Exception | None = None
 
     @functools.cached_property
     def split(self) -> PipelineSplit:
-        """The model, trained for one step."""
+        """The model, trained for one step; tried once, because out of memory takes long to tell."""
+        if self._failure is not None:
+            raise RuntimeError(
+                "The model to measure did not train. An earlier check has the error."
+            ) from self._failure
+        try:
+            return self._make_split()
+        except Exception as failure:
+            self._failure = failure
+            raise
+
+    def _make_split(self) -> PipelineSplit:
         num_stages = len(self.machine.stage_devices)
         size = TransformerSize(64, 2, num_stages, 32)
         if self.machine.has_gpus_only and _is_fast(self.machine.devices[0]):
