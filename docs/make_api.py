@@ -23,7 +23,12 @@ GROUPS = {
     ),
     "Placement": ("DevicePlacementLogger", "placement", "assert_placement", "PlacementReport"),
     "Metrics": ("GPUMetrics",),
-    "Devices and workers": ("pick_devices", "logical_devices", "enable_multi_worker_fit"),
+    "Devices and workers": (
+        "pick_devices",
+        "prepare_gpus",
+        "logical_devices",
+        "enable_multi_worker_fit",
+    ),
 }
 # Methods that Keras documents or calls, and hooks of our own base classes.
 HOOKS = re.compile(r"before_use|on_\w+|set_\w+|(train|test|predict)_step|get_config|from_config")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from keras_mgpu.placements.inspection import placement
     from keras_mgpu.placements.report import PlacementReport
     from keras_mgpu.system.devices import logical_devices, pick_devices
+    from keras_mgpu.system.gpu_setup import prepare_gpus
     from keras_mgpu.system.multi_worker_fit import enable_multi_worker_fit
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "pick_devices",
     "placement",
     "plan",
+    "prepare_gpus",
     "replay",
     "restore_checkpoint",
     "resumable",
@@ -71,6 +73,7 @@ _HOMES = {
     "pick_devices": "system.devices",
     "placement": "placements.inspection",
     "plan": "pipeline.planning",
+    "prepare_gpus": "system.gpu_setup",
     "replay": "blueprint.timeline",
     "restore_checkpoint": "checkpoints.custom_loops",
     "resumable": "checkpoints.resumable",

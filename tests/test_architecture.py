@@ -52,7 +52,15 @@ ROOMS = {
         "placements",
         "monitoring",
     ),
-    "cli": ("blueprint", "system", "checkpoints", "placements"),
+    "diagnosis": (
+        "blueprint",
+        "internals",
+        "system",
+        "profiling",
+        "pipeline",
+        "placements",
+    ),
+    "cli": ("blueprint", "system", "checkpoints", "placements", "diagnosis"),
 }
 # Modules that need nothing but the standard library and one another.
 PURE = {
@@ -61,6 +69,10 @@ PURE = {
     "checkpoints.retention",
     "checkpoints.save_pace",
     "checkpoints.save_timing",
+    "diagnosis.page",
+    "diagnosis.privacy",
+    "diagnosis.report",
+    "diagnosis.runner",
     "monitoring.catalogue",
     "monitoring.clock",
     "monitoring.metric_selection",
@@ -176,7 +188,7 @@ def test_every_hook_is_one_that_keras_calls(name):
 
 
 # Names with an underscore that Python documents for everybody's use.
-DOCUMENTED = {"_replace", "_fields_", "_b_base_", "_current_frames", "_SubParsersAction"}
+DOCUMENTED = {"_exit", "_replace", "_fields_", "_b_base_", "_current_frames", "_SubParsersAction"}
 PRIVATE_MODULES = ("keras.src", "tensorflow.python", "tensorflow.tsl")
 KNOWN = {part for each in NAMES for part in each.name.split(".")}
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from keras_mgpu.cli.check import add_check
 from keras_mgpu.cli.checkpoints import add_checkpoints
 from keras_mgpu.cli.devices import add_devices
 from keras_mgpu.cli.placement import add_placement
@@ -53,7 +54,8 @@ def _parser() -> _Parser:
 
     parser = _Parser(
         prog="keras-mgpu",
-        description="Shows devices, schedules, placements and checkpoints of Keras models.",
+        description="Shows devices, schedules, placements and checkpoints of Keras models, and "
+        "checks a machine.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"keras-mgpu {__version__}")
@@ -62,6 +64,7 @@ def _parser() -> _Parser:
     add_schedule(commands)
     add_checkpoints(commands)
     add_placement(commands)
+    add_check(commands)
     return parser
 
 

@@ -219,6 +219,19 @@ def forget_functions(model: keras.Model) -> None:
     for layer in flatten_layers(model):
         if isinstance(layer, keras.Model):
             layer.train_function = layer.test_function = layer.predict_function = None
+            if hasattr(layer, "generate_function"):  # That of keras_hub's models.
+                layer.generate_function = None
+
+
+def run_without_xla(model: keras.Model) -> None:
+    """Has Keras run a model, and the models inside it, without XLA.
+
+    XLA cannot reach variables of another device, and `jit_compile="auto"` turns it on wherever
+    there are GPUs. What a saved file says of `jit_compile` stays as it is.
+    """
+    for layer in flatten_layers(model):
+        if isinstance(layer, keras.Model):
+            layer.jit_compile = False
 
 
 class SharesCompiled(keras.Model):

@@ -117,6 +117,7 @@ NAMES = (
     ),
     PrivateName("tensorflow.python.framework", "kernels.get_all_registered_kernels", _PLACEMENT),
     PrivateName("tensorflow.tsl.profiler.protobuf", "xplane_pb2.XSpace", _TIMELINE),
+    PrivateName("context", "_context_handle", "settings of GPUs"),
     PrivateName("context", "check_collective_ops_peer_health", "noticing dead workers"),
     PrivateName("context", "clear_kernel_cache", _PLACEMENT),
     PrivateName("context", "disable_graph_collection", _PLACEMENT),
@@ -161,7 +162,7 @@ def _objects() -> dict[str, Callable[[], Any]]:
     inputs = keras.Input((2,))
     dense = keras.layers.Dense(2)
     model = keras.Model(inputs, dense(inputs))
-    model.compile("adam", "mse", metrics=["mae"])
+    model.compile("adam", "mse", metrics=["mae"], jit_compile=False)  # XLA may not be there.
     data = np.ones((2, 2), "float32")
     model.train_on_batch(data, data)
     double = tf.function(lambda x: x * 2)

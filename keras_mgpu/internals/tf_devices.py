@@ -14,6 +14,11 @@ def local_devices() -> list[Any]:
     return list(device_lib.list_local_devices())
 
 
+def has_started() -> bool:
+    """Whether TensorFlow has started its devices, after which their settings cannot be changed."""
+    return context.context()._context_handle is not None
+
+
 def is_unreachable(task: str, timeout_seconds: int = 3) -> bool:
     """Whether the process of a task does not answer, as far as TensorFlow can tell.
 

@@ -16,6 +16,7 @@ from keras_mgpu.monitoring import clock
 from keras_mgpu.monitoring.run_files import RunFiles
 from keras_mgpu.monitoring.run_names import HOST_RUN, PIPELINE_RUN, device_run, gpu_run
 from keras_mgpu.profiling.measured_timeline import NO_STAGES, MeasuredStep, MissedOpsError
+from keras_mgpu.profiling.short_stages import warn_of_short_stages
 from keras_mgpu.profiling.timeline_picture import draw_timelines
 from keras_mgpu.profiling.trace import device_shares, seconds_for_input
 
@@ -29,10 +30,12 @@ class PipelineLanes:
     Args:
         schedule: The schedule that it follows.
         runs: The run of each lane's device.
+        devices: The device of each stage.
     """
 
     schedule: Schedule
     runs: Sequence[str]
+    devices: Sequence[str]
 
 
 def lanes_of(model: Any) -> PipelineLanes | None:
@@ -40,7 +43,8 @@ def lanes_of(model: Any) -> PipelineLanes | None:
     if not is_split(model):
         return None
     devices = [model.stages[ops[0].stage].device for ops in model.schedule.lanes]
-    return PipelineLanes(model.schedule, [device_run(device) for device in devices])
+    runs = [device_run(device) for device in devices]
+    return PipelineLanes(model.schedule, runs, model.devices)
 
 
 def log_trace(
@@ -73,6 +77,7 @@ def log_trace(
         logger.info("No timeline of step %d: %s.", step, NO_STAGES)
     else:
         _log_timeline(files, measured, step, lanes)
+        warn_of_short_stages(measured.costs, lanes.devices)
     return True
 
 

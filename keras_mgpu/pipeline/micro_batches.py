@@ -233,6 +233,11 @@ class Batch:
     y_parts: list[Value]
     weight_parts: list[Value]
 
+    @property
+    def given(self) -> tuple[Value, Value, Value]:
+        """Inputs, targets and weights."""
+        return self.x, self.y, self.sample_weight
+
     @classmethod
     def of(
         cls,

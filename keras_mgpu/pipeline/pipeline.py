@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import keras
 import tensorflow as tf
+from keras import tree
 
 from keras_mgpu.blueprint import named_schedules
 from keras_mgpu.blueprint.partition import PartitionPlan
@@ -53,6 +55,21 @@ class StepResult:
     state: StateFlow
 
 
+@dataclass(frozen=True, eq=False)
+class _Trained:
+    """What the last step was traced with.
+
+    Attributes:
+        specs: The forms of inputs, targets and weights.
+        compiled: The compiled loss and metrics.
+        trainer: The stages.
+    """
+
+    specs: Value
+    compiled: CompiledLoss
+    trainer: Trainer
+
+
 class Pipeline:
     """The stages of a model and the order in which they run.
 
@@ -86,6 +103,7 @@ class Pipeline:
         self._optimizer = OptimizeStagesOnly()
         self._compilers: list[StageCompiler | None] = [None for _ in self.stages]
         self._full_sizes: dict[str, tf.Variable] = {}
+        self._trained: _Trained | None = None
 
     def forget_traces(self, eager: bool, jit_compile: bool) -> None:
         """Starts anew: what was traced before no longer holds."""
@@ -166,6 +184,7 @@ class Pipeline:
         if head.couples_samples:
             schedule = named_schedules.forwards_first(schedule)
         trainer = self._trainer(weights)
+        self._trained = _Trained(tree.map_structure(_spec, batch.given), compiled, trainer)
         with self.inside_step():
             if not self._eager:
                 with scratch_graph("rehearsal").as_default():
@@ -203,11 +222,12 @@ class Pipeline:
                 f"Received: num_samples={num_samples!r}"
             )
         traced = [stage for stage in self._training_stages if isinstance(stage, TracedStage)]
-        if not traced:
+        if not traced or self._trained is None:
             raise ValueError(
                 "Stages can be measured once a step has been traced. Call `fit` first, without "
                 "`run_eagerly`."
             )
+        self._rehearse(self._trained, num_samples)
         measured = [measure(stage.program, num_samples, num_rounds) for stage in traced]
         costs = Costs(
             forward=[each.seconds["forward"] for each in measured],
@@ -220,6 +240,18 @@ class Pipeline:
             for_weights=[each.for_weights for each in measured],
             inputs=[each.inputs for each in measured],
         )
+
+    def _rehearse(self, trained: _Trained, num_samples: int) -> None:
+        """Prepares stages for micro-batches of this size, as for a step like the last one."""
+        size = num_samples * self.schedule.num_micro_batches
+
+        def placeholder(spec: tf.TensorSpec) -> tf.Tensor:
+            return tf.compat.v1.placeholder(spec.dtype, [size, *spec.shape[1:]])
+
+        with scratch_graph("rehearsal").as_default(), self.inside_step():
+            batch = self.split_batch("train", *tree.map_structure(placeholder, trained.specs))
+            data, _ = self._training_data(batch, trained.compiled, 1.0)
+            trained.trainer.rehearse(self.schedule, data)
 
     def state(self, batch: Batch) -> StateFlow:
         """The state of layers over the micro-batches of a batch."""
@@ -307,6 +339,10 @@ class Pipeline:
     def _stays_a_call(self) -> bool:
         """Whether a stage runs more than once per step: then it must not be copied into it."""
         return bool(self.schedule.recomputed_stages) or self.schedule.num_micro_batches > 1
+
+
+def _spec(leaf: Any) -> tf.TypeSpec:
+    return tf.type_spec_from_value(leaf)
 
 
 class _OutputsHead:

@@ -20,6 +20,7 @@ from keras_mgpu.internals.keras_training import (
     SharesCompiled,
     forget_functions,
     full_tracebacks,
+    run_without_xla,
     write_jit_compile,
 )
 from keras_mgpu.model import layer_calls
@@ -33,6 +34,7 @@ from keras_mgpu.pipeline.micro_batches import Batch, Number, as_tensor
 from keras_mgpu.pipeline.pipeline import Pipeline
 from keras_mgpu.pipeline.stage import stage_errors
 from keras_mgpu.pipeline.verify import Verifier, VerifyReport
+from keras_mgpu.profiling.short_stages import warn_of_short_stages
 from keras_mgpu.system.terminal import fold_names
 
 if TYPE_CHECKING:
@@ -124,6 +126,7 @@ class PipelineSplit(SharesCompiled):
         self.model = model
         self.built = True
         forget_functions(model)
+        run_without_xla(self)
         _splits[model] = weakref.ref(self)
         if model.compiled:
             self._share()
@@ -190,6 +193,7 @@ class PipelineSplit(SharesCompiled):
         model = self.model
         validation.check_no_new_weights(model, self.stages)
         self.share_compiled(model)
+        run_without_xla(self)  # Whoever compiled the model may have turned it on.
         self._pipeline.forget_traces(model.run_eagerly, self._compiles_stages_now)
         self._compiled = CompiledLoss(
             model, self.devices[-1], model.run_eagerly, self.micro_batches
@@ -345,7 +349,9 @@ class PipelineSplit(SharesCompiled):
             A pair: `Costs` in seconds, and `StageBytes`. What loops keep, as in recurrent
             layers, is not counted among the bytes.
         """
-        return self._pipeline.measure(num_samples)
+        costs, sizes = self._pipeline.measure(num_samples)
+        warn_of_short_stages(costs, self.devices)
+        return costs, sizes
 
     def profile(self, x: Any, y: Any = None, sample_weight: Any = None) -> MeasuredStep:
         """Runs a training step under TensorFlow's profiler, and undoes it.

@@ -1,25 +1,29 @@
 """What connects two GPUs, according to the driver.
 
-Needs the package `nvidia-ml-py` (the extra `nvidia`). Without it, or without a driver, links are
-not known. GPUs are identified by their bus, because CUDA may number them in another order.
+Without the driver's library, links are not known. GPUs are identified by their bus, because CUDA
+may number them in another order.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 from keras_mgpu.system.devices import buses_of_gpus
+from keras_mgpu.system.nvidia_driver import nvidia_driver
 
 
 def link_between(source: str, target: str) -> str:
     """The link between two devices, given by their full names; `""` if it is not known."""
-    buses = [buses_of_gpus().get(device) for device in (source, target)]
-    if None in buses:
-        return ""
-    return link_between_buses(str(buses[0]), str(buses[1]))
+    buses = _buses(source, target)
+    return link_between_buses(*buses) if buses else ""
+
+
+def has_peer_access(source: str, target: str) -> bool | None:
+    """Whether a GPU can write to the memory of another one; `None` if that is not known."""
+    buses = _buses(source, target)
+    return has_peer_access_between_buses(*buses) if buses else None
 
 
 @functools.cache
@@ -27,42 +31,35 @@ def link_between_buses(one: str, other: str) -> str:
     """The link between the GPUs at two PCI addresses."""
     if one == other:
         return "same GPU"
-    with _driver() as nvml:
+    with nvidia_driver() as nvml:
         if nvml is None:
             return ""
         handles = [nvml.nvmlDeviceGetHandleByPciBusId(bus.encode()) for bus in (one, other)]
-        if _has_nvlink(nvml, *handles):
+        if _is_possible(nvml, handles, nvml.NVML_P2P_CAPS_INDEX_NVLINK):
             return "NVLink"
         common = nvml.nvmlDeviceGetTopologyCommonAncestor(*handles)
         return "PCIe" if common <= nvml.NVML_TOPOLOGY_HOSTBRIDGE else "through the host"
     return ""
 
 
-def _has_nvlink(nvml: Any, one: Any, other: Any) -> bool:
+def has_peer_access_between_buses(one: str, other: str) -> bool | None:
+    """The same for the GPUs at two PCI addresses."""
+    with nvidia_driver() as nvml:
+        if nvml is None:
+            return None
+        handles = [nvml.nvmlDeviceGetHandleByPciBusId(bus.encode()) for bus in (one, other)]
+        return _is_possible(nvml, handles, nvml.NVML_P2P_CAPS_INDEX_WRITE)
+    return None
+
+
+def _buses(source: str, target: str) -> tuple[str, str] | None:
+    buses = buses_of_gpus()
+    return (buses[source], buses[target]) if {source, target} <= set(buses) else None
+
+
+def _is_possible(nvml: Any, handles: Sequence[Any], capability: int) -> bool:
     try:
-        status = nvml.nvmlDeviceGetP2PStatus(one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+        status = nvml.nvmlDeviceGetP2PStatus(*handles, capability)
     except nvml.NVMLError:
         return False
     return bool(status == nvml.NVML_P2P_STATUS_OK)
-
-
-@contextlib.contextmanager
-def _driver() -> Iterator[Any]:
-    """Yields the driver's library, or `None` if it is missing or does not answer."""
-    try:
-        import pynvml
-    except ImportError:
-        yield None
-        return
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield None
-        return
-    try:
-        yield pynvml
-    except pynvml.NVMLError:
-        return
-    finally:
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()

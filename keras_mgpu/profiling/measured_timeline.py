@@ -18,6 +18,7 @@ from typing import Any
 from keras_mgpu.blueprint.schedule import Op, Schedule
 from keras_mgpu.blueprint.timeline import Costs, Span, Timeline, replay
 from keras_mgpu.internals.keras_variables import global_seed_state
+from keras_mgpu.profiling.short_stages import warn_of_short_stages
 from keras_mgpu.profiling.trace import calls_in
 from keras_mgpu.profiling.trace_recorder import TraceRecorder
 
@@ -199,6 +200,7 @@ def _measure(split: Any, x: Any, y: Any, sample_weight: Any) -> MeasuredStep:
     measured = MeasuredStep.from_trace(trace, split.schedule, seconds)
     if measured is None:
         raise RuntimeError(f"The step could not be profiled: {NO_STAGES}.")
+    warn_of_short_stages(measured.costs, split.devices)
     return measured
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from keras_mgpu.internals.tf_profiler import CALL_BEGINS, CALL_DONE, NEXT_BATCH
 
 _ALL_REDUCE_KERNEL = re.compile("nccl|allreduce", re.IGNORECASE)
 _ANY = re.compile("")
+_COPY = re.compile("Memcpy")
 _GPU_PLANE = re.compile(r"/device:GPU:(\d+)")
 
 
@@ -72,6 +74,42 @@ def device_shares(trace: Any, seconds: float) -> dict[int, DeviceShares]:
 def seconds_for_input(trace: Any) -> float:
     """The time that a step of `fit` has waited for its batch."""
     return _covered([span for plane in trace.planes for span in _spans(plane, NEXT_BATCH)])
+
+
+def copies_in(trace: Any) -> dict[int, Counter[str]]:
+    """For each GPU in the trace, by its index, how many copies of each kind it took part in.
+
+    Kinds are those of the profiler, such as `"MemcpyH2D"`, from the host to a device.
+    """
+    found = {}
+    for plane in trace.planes:
+        match = _GPU_PLANE.search(plane.name)
+        if match is not None:
+            names = {number: each.name for number, each in plane.event_metadata.items()}
+            kinds = (names[event.metadata_id] for line in plane.lines for event in line.events)
+            found[int(match[1])] = Counter(kind for kind in kinds if _COPY.match(kind))
+    return found
+
+
+def outline_of(trace: Any) -> list[dict[str, Any]]:
+    """What kinds of things a trace has recorded, and how many of each; for who cannot see it."""
+    return [
+        {
+            "plane": plane.name,
+            "lines": [[line.name, len(line.events)] for line in plane.lines],
+            "stats": sorted({plane.stat_metadata[number].name for number in _stats_in(plane)}),
+        }
+        for plane in trace.planes
+        if _GPU_PLANE.search(plane.name)
+    ]
+
+
+def _stats_in(plane: Any) -> Iterator[int]:
+    """The kinds of facts that events carry. Other names of a plane may be values, such as paths."""
+    for line in plane.lines:
+        for event in line.events:
+            for stat in event.stats:
+                yield stat.metadata_id
 
 
 def _texts(plane: Any, event: Any, stat_id: int) -> Iterator[str]:

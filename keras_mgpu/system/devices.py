@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from keras_mgpu.internals.tf_devices import local_devices
+from keras_mgpu.internals.tf_devices import has_started, local_devices
+from keras_mgpu.system.gpu_setup import prepare_gpus
 
 # Names.
 
@@ -144,7 +145,7 @@ def pick_devices(num_devices: int) -> list[str]:
     """Returns the names of GPUs, or of logical CPU devices if there are not enough GPUs.
 
     The same program then runs on a laptop and on a machine with GPUs. Like `logical_devices`, it
-    must be called before anything else uses TensorFlow.
+    must be called before anything else uses TensorFlow. GPUs are then prepared with `prepare_gpus`.
 
     Example:
 
@@ -159,6 +160,8 @@ def pick_devices(num_devices: int) -> list[str]:
         A list of `num_devices` device names.
     """
     if len(tf.config.list_physical_devices("GPU")) >= num_devices >= 1:
+        if not has_started():
+            prepare_gpus()
         return [f"/GPU:{index}" for index in range(num_devices)]
     return logical_devices(num_devices)
 

@@ -109,6 +109,27 @@ def test_compile_can_ask_for_it(devices):
     assert not is_compiled(split)
 
 
+def test_a_model_compiled_with_xla_can_be_used_by_itself_after_splitting(devices):
+    """XLA would have to read variables of two devices, which it cannot."""
+    model = compiled(dense(), jit_compile=True)
+    x, y = data(8)
+    expected = np.asarray(model(x))
+    split = PipelineSplit(model, devices[:2], micro_batches=2)
+    np.testing.assert_allclose(model.predict(x, verbose=0), expected, rtol=EXACT, atol=EXACT)
+    split.fit(x, y, verbose=0)
+    model.fit(x, y, verbose=0)
+    model.evaluate(x, y, verbose=0)
+
+
+def test_what_is_saved_still_asks_for_xla(devices, tmp_path):
+    """The file opens unsplit, where XLA works."""
+    model = compiled(dense(), jit_compile=True)
+    split = PipelineSplit(model, devices[:2], micro_batches=2)
+    split.fit(*data(8), verbose=0)
+    split.save(tmp_path / "model.keras")
+    assert keras.models.load_model(tmp_path / "model.keras").jit_compile is True
+
+
 def test_what_xla_cannot_compile_falls_back_by_itself(devices, caplog):
     """One line names stage and op; the numbers are those of plain Keras."""
 

@@ -5,7 +5,7 @@ import json
 import cluster
 import pytest
 
-from keras_mgpu.placements.gpu_links import link_between
+from keras_mgpu.placements.gpu_links import has_peer_access, link_between
 
 BUSES = ["0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:81:00.0"]
 
@@ -25,12 +25,16 @@ def ask(driver, pairs):
 def test_links(driver):
     pairs = [(BUSES[0], bus) for bus in BUSES] + [(BUSES[2], BUSES[1]), (BUSES[0], "0000:99:00.0")]
     found = ask(driver, pairs)
-    assert found == ["same GPU", "NVLink", "PCIe", "through the host", "PCIe", ""]
+    assert found["links"] == ["same GPU", "NVLink", "PCIe", "through the host", "PCIe", ""]
+    assert found["peer access"][1:] == [True, True, False, True, None]
+    assert found["version"] == "570.86.10"
 
 
 def test_without_a_driver():
-    assert ask("none", [(BUSES[0], BUSES[1])]) == [""]
+    found = ask("none", [(BUSES[0], BUSES[1])])
+    assert found == {"version": "", "links": [""], "peer access": [None]}
 
 
 def test_a_cpu_has_no_link():
     assert link_between("/device:CPU:0", "/device:CPU:1") == ""
+    assert has_peer_access("/device:CPU:0", "/device:CPU:1") is None

@@ -8,7 +8,9 @@ from keras_mgpu.profiling.trace import (
     CallEvent,
     DeviceShares,
     calls_in,
+    copies_in,
     device_shares,
+    outline_of,
     seconds_for_input,
 )
 
@@ -43,3 +45,25 @@ def test_waiting_for_input():
     line = host.lines.add(timestamp_ns=0)
     line.events.add(metadata_id=0, offset_ps=0, duration_ps=3 * 10**12)
     assert seconds_for_input(trace) == pytest.approx(3.0)
+
+
+def test_copies_of_each_gpu():
+    trace = make_trace()
+    copies = [("MemcpyH2D", 0, 1), ("matmul", 1, 1), ("MemcpyP2P", 2, 1), ("MemcpyP2P", 3, 1)]
+    add_kernels(trace, gpu=0, spans=copies)
+    add_kernels(trace, gpu=1, spans=[("matmul", 0, 2)])
+    assert copies_in(trace) == {0: {"MemcpyH2D": 1, "MemcpyP2P": 2}, 1: {}}
+    assert copies_in(make_trace()) == {}
+
+
+def test_an_outline_has_the_names_of_facts_and_not_the_facts():
+    trace = make_trace()
+    add_kernels(trace, gpu=1, spans=[("matmul", 0, 2), ("conv", 1, 2)])
+    gpu = trace.planes[1]
+    gpu.lines[0].name = "Stream #7"
+    gpu.stat_metadata[1].name = "source"
+    gpu.stat_metadata[2].name = "/home/alice/train.py"
+    gpu.lines[0].events[0].stats.add(metadata_id=1, ref_value=2)
+    assert outline_of(trace) == [
+        {"plane": "/device:GPU:1", "lines": [["Stream #7", 2]], "stats": ["source"]}
+    ]

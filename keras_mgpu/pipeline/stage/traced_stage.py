@@ -63,13 +63,16 @@ class TracedStage:
         stage, is_summed = function.stage, num_micro_batches > 1
         self._sums = GradientVariables(stage.device, stage.name) if is_summed else None
         self._programs: IdentityMap[StageTrace, StageProgram] = IdentityMap()
+        self._prepared: StageProgram | None = None
         self._returned: list[list[Gradient]] = []
         self._added: list[tf.Tensor] = []
 
     @property
     def program(self) -> StageProgram:
-        """The newest program."""
-        return list(self._programs.values())[-1]
+        """The program that was prepared last."""
+        if self._prepared is None:
+            raise ValueError("Call `prepare` first.")
+        return self._prepared
 
     def prepare(self, steps: StepsAhead) -> Collection[Leaf]:
         trace, _ = self._function.trace(steps.inputs)
@@ -78,6 +81,7 @@ class TracedStage:
             program = self._programs[trace] = self._make_program(trace, steps)
         elif self._sums is not None:
             self._sums.take_memory()
+        self._prepared = program
         return list(program.graph.of_inputs)
 
     def release(self) -> None:

@@ -7,7 +7,7 @@ typedef int nvmlReturn_t;
 typedef void *nvmlDevice_t;
 
 enum { SUCCESS = 0, NOT_FOUND = 6 };
-enum { P2P_OK = 0, P2P_NOT_SUPPORTED = 5, CAPS_NVLINK = 2 };
+enum { P2P_OK = 0, P2P_NOT_SUPPORTED = 5, CAPS_WRITE = 1, CAPS_NVLINK = 2 };
 enum { TOPOLOGY_HOSTBRIDGE = 30, TOPOLOGY_SYSTEM = 50 };
 
 static const char *const buses[] = {"0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:81:00.0"};
@@ -25,9 +25,17 @@ nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus, nvmlDevice_t *dev
   return NOT_FOUND;
 }
 
-/* Only the first two are joined by NVLink. */
+nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length) {
+  strncpy(version, "570.86.10", length);
+  return SUCCESS;
+}
+
+/* Only the first two are joined by NVLink. The last one cannot be reached by the others. */
 nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t one, nvmlDevice_t other, int caps, int *status) {
-  *status = caps == CAPS_NVLINK && (long)one + (long)other == 3 ? P2P_OK : P2P_NOT_SUPPORTED;
+  int has_nvlink = (long)one + (long)other == 3;
+  int is_near = (long)one != 4 && (long)other != 4;
+  int is_possible = caps == CAPS_NVLINK ? has_nvlink : caps == CAPS_WRITE && is_near;
+  *status = is_possible ? P2P_OK : P2P_NOT_SUPPORTED;
   return SUCCESS;
 }
 

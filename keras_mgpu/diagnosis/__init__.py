@@ -1,0 +1,1 @@
+"""What `keras-mgpu check` tries on a machine: numbers, copies, overlap, memory, placement."""
