@@ -1,12 +1,53 @@
-"""Which kinds of devices can run an op, according to TensorFlow's kernel registry."""
+"""Which kernel runs an op on a kind of device, according to TensorFlow's kernel registry."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from keras_mgpu.internals.tf_kernels import registered_kernels
+from keras_mgpu.internals.tf_kernels import LABEL, registered_kernels
+
+ANY_DEVICE = "DEFAULT"  # Kernels that serve every kind of device without a kernel of its own.
+Setting = tuple[str, Any]  # A kind of value, such as `"type"` or `"s"` for a string, and the value.
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A kernel that is registered for an op.
+
+    Args:
+        device_type: The kind of device that it runs on, or `ANY_DEVICE`.
+        label: Nodes must ask for this label; most kernels have none.
+        allowed: Types and other settings of a node that it runs, by attribute.
+        on_host: Inputs and outputs that are in the host's memory, whatever the device.
+    """
+
+    device_type: str
+    label: bytes
+    allowed: Mapping[str, frozenset[Setting]]
+    on_host: frozenset[str]
+
+    def runs(self, node: Any) -> bool:
+        """Whether it is registered for the types and settings of a node."""
+        if self.label != (node.attr[LABEL].s if LABEL in node.attr else b""):
+            return False
+        return all(
+            name not in node.attr or _settings(node.attr[name]) <= allowed
+            for name, allowed in self.allowed.items()
+        )
+
+
+def kernel_for(node: Any, device_type: str) -> Kernel | None:
+    """The kernel that TensorFlow runs a node with on a kind of device; `None` if it has none."""
+    for kind in (device_type, ANY_DEVICE):
+        for kernel in _kernels(node.op):
+            if kernel.device_type == kind and kernel.runs(node):
+                return kernel
+    return None
 
 
 def can_run(node: Any, device_type: str) -> bool:
@@ -14,27 +55,46 @@ def can_run(node: Any, device_type: str) -> bool:
 
     The CPU runs everything. Ops without any kernel, such as function calls, can be anywhere.
     """
-    found = () if device_type == "CPU" else registered_kernels().get(node.op, ())
-    return not found or any(
-        kernel.device_type == device_type and _allows(kernel, node) for kernel in found
-    )
+    is_anywhere = device_type == "CPU" or not _kernels(node.op)
+    return is_anywhere or kernel_for(node, device_type) is not None
 
 
 def missing_kernel(node: Any, device_type: str) -> str:
     """Names the kernel that a node lacks on a kind of device; `""` if it exists."""
     if can_run(node, device_type):
         return ""
-    if not any(kernel.device_type == device_type for kernel in registered_kernels()[node.op]):
-        return f"no {device_type} kernel for {node.op}"
-    types = [tf.as_dtype(value.type).name for _, value in sorted(node.attr.items()) if value.type]
-    return f"no {device_type} kernel for {node.op} of {', '.join(dict.fromkeys(types))}"
+    others = [each for each in _kernels(node.op) if each.device_type in (device_type, ANY_DEVICE)]
+    names = sorted({name for each in others for name in each.allowed} & set(node.attr))
+    found = [_text(each) for name in names for each in sorted(_settings(node.attr[name]))]
+    return f"no {device_type} kernel for {node.op}" + (
+        f" of {', '.join(dict.fromkeys(found))}" if found else ""
+    )
 
 
-def _allows(kernel: Any, node: Any) -> bool:
-    """Whether a kernel is registered for the types of a node."""
-    for constraint in kernel.constraint:
-        value = node.attr.get(constraint.name)
-        types = set(value.list.type) or {value.type} if value is not None else set()
-        if types and not types <= set(constraint.allowed_values.list.type):
-            return False
-    return True
+@functools.cache
+def _kernels(op: str) -> tuple[Kernel, ...]:
+    return tuple(
+        Kernel(
+            each.device_type,
+            each.label.encode(),
+            {limit.name: _settings(limit.allowed_values) for limit in each.constraint},
+            frozenset(each.host_memory_arg),
+        )
+        for each in registered_kernels().get(op, ())
+    )
+
+
+def _settings(attribute: Any) -> frozenset[Setting]:
+    """What an attribute is set to, a single value or a list."""
+    kind = attribute.WhichOneof("value")
+    if kind == "list":
+        lists = [(field.name, values) for field, values in attribute.list.ListFields()]
+        return frozenset((name, value) for name, values in lists for value in values)
+    return frozenset([(kind, getattr(attribute, kind))] if kind else [])
+
+
+def _text(setting: Setting) -> str:
+    kind, value = setting
+    if kind == "type":
+        return str(tf.as_dtype(value).name)
+    return value.decode() if kind == "s" else str(value)

@@ -51,8 +51,16 @@ def obstacle(node: Any, device: str) -> str:
         device: The device, which may leave its kind open.
     """
     kind = kind_of(device)
-    reason = missing_kernel(node, kind) if kind else ""
+    reason = missing_kernel(node, kind) if kind and _has_kernels(kind) else ""
     return reason or ("" if is_there(device) else f"{short(device)} is not available")
+
+
+def _has_kernels(kind: str) -> bool:
+    """Whether this TensorFlow has kernels for a kind of device at all, built in or from a plug-in.
+
+    The package `tensorflow-cpu` has none for GPUs, and does not know which ops could run there.
+    """
+    return is_there(f"/device:{kind}:*") or bool(tf.test.is_built_with_gpu_support())
 
 
 def _remote_devices(model: Any) -> list[str]:

@@ -63,6 +63,12 @@ def test_obstacles():
     assert obstacle(node("x", "AsString"), "/device:GPU:0") == "no GPU kernel for AsString"
 
 
+def test_a_tensorflow_without_kernels_for_gpus_cannot_tell_which_ops_have_one(monkeypatch):
+    """As in the package `tensorflow-cpu`."""
+    monkeypatch.setattr(tf.test, "is_built_with_gpu_support", lambda: False)
+    assert obstacle(node("x", "AsString"), "/device:GPU:0") == "GPU:0 is not available"
+
+
 def test_moved_ops_are_counted_by_type_and_reason():
     ops = [OpPlacement(f"x_{k}", "Relu", "first", 0, "GPU:0", "CPU:0", "why") for k in range(3)]
     ops.append(OpPlacement("y", "Relu", "first", 0, "CPU:0", "CPU:0"))
