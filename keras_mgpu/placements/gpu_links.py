@@ -11,12 +11,13 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from keras_mgpu.system.devices import buses_of_gpus
+from keras_mgpu.system.devices import buses_of_gpus, short
 
 
 def link_between(source: str, target: str) -> str:
-    """The link between two devices, given by their full names; `""` if it is not known."""
-    buses = [buses_of_gpus().get(device) for device in (source, target)]
+    """The link between two devices, given by their short names; `""` if it is not known."""
+    known = {short(device): bus for device, bus in buses_of_gpus().items()}
+    buses = [known.get(device) for device in (source, target)]
     if None in buses:
         return ""
     return link_between_buses(str(buses[0]), str(buses[1]))

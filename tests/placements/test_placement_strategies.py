@@ -6,6 +6,7 @@ import cluster
 import keras
 import pytest
 import worker
+from pinned import Pinned
 from placed import (
     PATHS,
     compare_with_log,
@@ -95,6 +96,26 @@ def test_pipelines(devices, schedule, recompute):
     assert edges_of(report)["CPU:0", "CPU:1"].num_bytes >= 8 * 8 * 4
     assert edges_of(report)["CPU:1", "CPU:0"].num_bytes >= 8 * 8 * 4
     assert all(edge.num_unknown == 0 for edge in report.edges)
+
+
+def copies_of_a_layer_elsewhere(devices, micro_batches):
+    """What a stage on the first device sends to a layer that asks for the third."""
+    inputs = keras.Input((4,))
+    x = keras.layers.Dense(64, name="first")(inputs)
+    x = Pinned(64, devices[2], name="elsewhere")(x)
+    model = keras.Model(inputs, keras.layers.Dense(2)(x))
+    split = km.PipelineSplit(model, devices[:2], micro_batches=micro_batches, cuts=["elsewhere"])
+    split.compile("adam", "mse")
+    return edges_of(report_of(split))["CPU:0", "CPU:2"]
+
+
+def test_copies_inside_of_stages_are_counted_for_every_micro_batch(devices):
+    two, four = (copies_of_a_layer_elsewhere(devices, number) for number in (2, 4))
+    assert four.num_tensors == 2 * two.num_tensors
+    # All eight samples forward, and the weight once for each micro-batch.
+    assert two.num_bytes >= 8 * 64 * 4 + 2 * 64 * 64 * 4
+    assert four.num_bytes >= 8 * 64 * 4 + 4 * 64 * 64 * 4
+    assert two.num_unknown == four.num_unknown == 0
 
 
 OPTIMIZERS = {
