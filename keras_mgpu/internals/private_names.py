@@ -116,6 +116,7 @@ NAMES = (
         "tensorflow.python.eager.polymorphic_function.polymorphic_function", "Function", _PLACEMENT
     ),
     PrivateName("tensorflow.python.framework", "kernels.get_all_registered_kernels", _PLACEMENT),
+    PrivateName("tensorflow.python.framework", "op_def_registry.get", _PLACEMENT),
     PrivateName("tensorflow.tsl.profiler.protobuf", "xplane_pb2.XSpace", _TIMELINE),
     PrivateName("context", "_context_handle", "settings of GPUs"),
     PrivateName("context", "check_collective_ops_peer_health", "noticing dead workers"),
@@ -123,6 +124,7 @@ NAMES = (
     PrivateName("context", "disable_graph_collection", _PLACEMENT),
     PrivateName("context", "enable_graph_collection", _PLACEMENT),
     PrivateName("context", "export_run_metadata", _PLACEMENT),
+    PrivateName("context", "get_function_def", _PLACEMENT),
     PrivateName("dataset", "_variant_tensor", "resumable data"),
     PrivateName("traced function", "_list_all_concrete_functions", _PLACEMENT),
     PrivateName("function graph", "_functions", _PLACEMENT),

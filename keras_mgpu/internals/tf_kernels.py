@@ -8,8 +8,6 @@ from typing import Any
 
 from tensorflow.python.framework import kernels
 
-LABEL = "_kernel"  # A node with this attribute is run only by kernels with the same label.
-
 
 @functools.cache
 def registered_kernels() -> dict[str, list[Any]]:

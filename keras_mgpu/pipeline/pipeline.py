@@ -242,10 +242,18 @@ class Pipeline:
         )
 
     def _rehearse(self, trained: _Trained, num_samples: int) -> None:
-        """Prepares stages for micro-batches of this size, as for a step like the last one."""
-        size = num_samples * self.schedule.num_micro_batches
+        """Prepares stages for micro-batches of this size, as for a step like the last one.
 
-        def placeholder(spec: tf.TensorSpec) -> tf.Tensor:
+        With inputs that are not plain tensors, they stay as they are prepared: for any size.
+        """
+        size = num_samples * self.schedule.num_micro_batches
+        specs = [spec for spec in tree.flatten(trained.specs) if spec is not None]
+        if not all(isinstance(spec, tf.TensorSpec) for spec in specs):
+            return
+
+        def placeholder(spec: tf.TensorSpec | None) -> tf.Tensor | None:
+            if spec is None:
+                return None
             return tf.compat.v1.placeholder(spec.dtype, [size, *spec.shape[1:]])
 
         with scratch_graph("rehearsal").as_default(), self.inside_step():
@@ -341,8 +349,8 @@ class Pipeline:
         return bool(self.schedule.recomputed_stages) or self.schedule.num_micro_batches > 1
 
 
-def _spec(leaf: Any) -> tf.TypeSpec:
-    return tf.type_spec_from_value(leaf)
+def _spec(leaf: Any) -> tf.TypeSpec | None:
+    return None if leaf is None else tf.type_spec_from_value(leaf)
 
 
 class _OutputsHead:

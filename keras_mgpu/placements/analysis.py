@@ -7,7 +7,7 @@ from typing import Any
 
 from keras_mgpu.internals.keras_training import is_default_strategy
 from keras_mgpu.model.split_model import is_split, unsplit
-from keras_mgpu.placements.executed_graph import ops_of
+from keras_mgpu.placements.executed_graph import read_graph
 from keras_mgpu.placements.layer_facts import all_optimizers, facts_of
 from keras_mgpu.placements.layer_placements import NO_LAYER, count_ops, devices_of, layers_of
 from keras_mgpu.placements.layer_scopes import LayerScopes
@@ -29,10 +29,11 @@ def make_report(
         num_samples: Samples in a micro-batch.
     """
     scopes = LayerScopes(unsplit(model), [each.name for each in all_optimizers(model)])
-    placed = [(each, place_ops(ops_of(each), scopes)) for each in graphs]
+    executed = [read_graph(each) for each in graphs]
+    placed = [(each, place_ops(each.ops, scopes)) for each in executed]
     # Other functions were run too, such as those that make the optimizer's variables.
     placed = [pair for pair in placed if any(op.layer not in NO_LAYER for op in pair[1])]
-    graphs, ops = [each for each, _ in placed], [op for _, found in placed for op in found]
+    executed, ops = [each for each, _ in placed], [op for _, found in placed for op in found]
     source = EXECUTED
     if not ops:
         ops = place_remote_ops(model, traced, scopes)
@@ -46,8 +47,8 @@ def make_report(
         layers=tuple(layers_of(facts, counts)),
         devices=tuple(devices_of(facts, counts)),
         moved=tuple(moved_ops_of(ops)),
-        edges=tuple(edges_of(graphs, traced)),
-        collectives=tuple(collectives_of(graphs, traced)),
+        edges=tuple(edges_of(executed, traced)),
+        collectives=tuple(collectives_of(executed, traced)),
         ops=tuple(ops),
     )
 

@@ -10,12 +10,12 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from keras_mgpu.system.devices import buses_of_gpus
+from keras_mgpu.system.devices import buses_of_gpus, short
 from keras_mgpu.system.nvidia_driver import nvidia_driver
 
 
 def link_between(source: str, target: str) -> str:
-    """The link between two devices, given by their full names; `""` if it is not known."""
+    """The link between two devices, given by full or short names; `""` if it is not known."""
     buses = _buses(source, target)
     return link_between_buses(*buses) if buses else ""
 
@@ -53,7 +53,8 @@ def has_peer_access_between_buses(one: str, other: str) -> bool | None:
 
 
 def _buses(source: str, target: str) -> tuple[str, str] | None:
-    buses = buses_of_gpus()
+    named = buses_of_gpus()
+    buses = {**named, **{short(device): bus for device, bus in named.items()}}
     return (buses[source], buses[target]) if {source, target} <= set(buses) else None
 
 

@@ -97,14 +97,14 @@ def explained_errors(model: Any, function: Any) -> Iterator[None]:
 def _unplaceable(model: Any, traced: TracedFunction) -> list[str]:
     """One line for each layer and device that it cannot have."""
     scopes = LayerScopes(unsplit(model))
-    ops: dict[tuple[str, str, str], list[str]] = {}
+    ops: dict[tuple[str, str, str], set[str]] = {}
     for node in traced.nodes():
         if not kind_of(node.device) or node.op in ("Const", "NoOp", "Placeholder"):
             continue
         reason = obstacle(node, node.device)
         if reason:
             layer, _ = scopes.owner_of(node.name)
-            ops.setdefault((layer, short(node.device), reason), []).append(node.op)
+            ops.setdefault((layer, short(node.device), reason), set()).add(node.name)
     return [
         f"{len(names)} {'op' if len(names) == 1 else 'ops'} of {layer} asked for {device}: {reason}"
         for (layer, device, reason), names in ops.items()

@@ -10,11 +10,11 @@ from typing import Any
 import tensorflow as tf
 
 from keras_mgpu.placements.executed_graph import ExecutedOp, ops_of_traced
-from keras_mgpu.placements.kernel_support import missing_kernel
 from keras_mgpu.placements.layer_scopes import LayerScopes
 from keras_mgpu.placements.report_parts import MovedOps, OpPlacement
 from keras_mgpu.placements.traced_function import TracedFunction
 from keras_mgpu.system.devices import is_there, kind_of, satisfies, short
+from keras_mgpu.system.kernel_support import missing_kernel
 
 
 def place_ops(ops: Iterable[ExecutedOp], scopes: LayerScopes) -> list[OpPlacement]:
@@ -51,8 +51,16 @@ def obstacle(node: Any, device: str) -> str:
         device: The device, which may leave its kind open.
     """
     kind = kind_of(device)
-    reason = missing_kernel(node, kind) if kind else ""
+    reason = missing_kernel(node, kind) if kind and _has_kernels(kind) else ""
     return reason or ("" if is_there(device) else f"{short(device)} is not available")
+
+
+def _has_kernels(kind: str) -> bool:
+    """Whether this TensorFlow has kernels for a kind of device at all, built in or from a plug-in.
+
+    The package `tensorflow-cpu` has none for GPUs, and does not know which ops could run there.
+    """
+    return is_there(f"/device:{kind}:*") or bool(tf.test.is_built_with_gpu_support())
 
 
 def _remote_devices(model: Any) -> list[str]:

@@ -119,12 +119,12 @@ class MovedOps:
 
 @dataclass(frozen=True)
 class Edge:
-    """What one device sends to another in a step.
+    """What is copied from the memory of one device to that of another in a step.
 
     Args:
-        source: The device that sends.
+        source: The device that sends. The host's memory is that of `CPU:0`.
         target: The device that receives.
-        num_tensors: Tensors that are sent.
+        num_tensors: Tensors that are copied, including those inside of stages.
         num_bytes: Bytes of the tensors whose size is known.
         num_unknown: How many tensors are of unknown size.
         link: What connects two GPUs, or `""` if that is not known.

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_mgpu.internals.tf_function_bodies import body_graph, definition_of
 from keras_mgpu.internals.tf_functions import CALLS, SCOPES, functions_in, graphs_of, is_traced
 
 
@@ -20,12 +21,13 @@ class TracedFunction:
 
     Args:
         function: A `tf.function`, or a Python function around one.
-        num_samples: The size to assume for dimensions that tracing left open.
+        num_samples: The size to assume for first dimensions that tracing left open.
     """
 
     def __init__(self, function: Any, num_samples: int) -> None:
-        self._num_samples = num_samples
+        self.num_samples = num_samples
         self._graphs = [graph for each in _traced(function, set()) for graph in graphs_of(each)]
+        self._written: dict[str, Any] = {}
 
     @property
     def is_traced(self) -> bool:
@@ -42,12 +44,11 @@ class TracedFunction:
         return None
 
     def num_bytes(self, tensor: str) -> int | None:
-        """The bytes of a tensor; `None` if it was not traced."""
+        """The bytes of a tensor; `None` if it was not traced, or its shape is not known."""
         for graph in self._graphs:
-            found = _find(graph, tensor, functions_in(graph))
+            found = self._find(graph, tensor, functions_in(graph))
             if found is not None and found.shape.rank is not None:
-                sizes = [self._num_samples if size is None else size for size in found.shape]
-                return math.prod(sizes) * int(found.dtype.size)
+                return num_bytes_of(found, self.num_samples)
         return None
 
     def nodes(self) -> Iterator[Any]:
@@ -56,6 +57,47 @@ class TracedFunction:
             for inner in [graph, *functions_in(graph).values()]:
                 for op in inner.get_operations():
                     yield op.node_def
+
+    def _find(self, graph: Any, tensor: str, functions: Mapping[str, Any]) -> tf.Tensor | None:
+        """A tensor of a graph, or of a function that was inlined into it.
+
+        The latter is called `call/tensor` or, in loops and branches, `while/body/_12/tensor`.
+        """
+        try:
+            return graph.get_tensor_by_name(tensor)
+        except (KeyError, ValueError):
+            pass
+        parts = tensor.split("/")
+        for length in range(1, len(parts)):
+            try:
+                op = graph.get_operation_by_name("/".join(parts[:length]))
+            except (KeyError, ValueError):
+                continue
+            attributes = {SCOPES[each]: each for each in CALLS.get(op.type, ())}
+            is_call = "" in attributes
+            attribute = attributes.get("" if is_call else parts[length])
+            if attribute is not None:
+                name = op.get_attr(attribute).name
+                inner = functions.get(name) or self._written_function(name)
+                rest = "/".join(parts[length if is_call else length + 2 :])
+                return None if inner is None else self._find(inner, rest, functions)
+        return None
+
+    def _written_function(self, name: str) -> Any | None:
+        """The graph of a function that was written down and not traced, such as a stage's."""
+        if name not in self._written:
+            definition = definition_of(name)
+            body = None if definition is None else body_graph(definition, self.num_samples)
+            self._written[name] = None if body is None else body[0]
+        return self._written[name]
+
+
+def num_bytes_of(tensor: tf.Tensor, num_samples: int) -> int | None:
+    """The bytes of a tensor if no dimension but the first is open; else `None`."""
+    sizes = None if tensor.shape.rank is None else tensor.shape.as_list()
+    if sizes and sizes[0] is None:
+        sizes[0] = num_samples
+    return None if sizes is None or None in sizes else math.prod(sizes) * int(tensor.dtype.size)
 
 
 def _traced(function: Any, seen: set[int]) -> Iterator[Any]:
@@ -71,28 +113,3 @@ def _traced(function: Any, seen: set[int]) -> Iterator[Any]:
                 yield from _traced(cell.cell_contents, seen)
             except ValueError:  # The cell is empty.
                 continue
-
-
-def _find(graph: Any, tensor: str, functions: Mapping[str, Any]) -> tf.Tensor | None:
-    """A tensor of a graph, or of a function that was inlined into it.
-
-    The latter is called `call/tensor` or, in loops and branches, `while/body/_12/tensor`.
-    """
-    try:
-        return graph.get_tensor_by_name(tensor)
-    except (KeyError, ValueError):
-        pass
-    parts = tensor.split("/")
-    for length in range(1, len(parts)):
-        try:
-            op = graph.get_operation_by_name("/".join(parts[:length]))
-        except (KeyError, ValueError):
-            continue
-        attributes = {SCOPES[each]: each for each in CALLS.get(op.type, ())}
-        is_call = "" in attributes
-        attribute = attributes.get("" if is_call else parts[length])
-        if attribute is not None:
-            inner = functions.get(op.get_attr(attribute).name)
-            rest = "/".join(parts[length if is_call else length + 2 :])
-            return None if inner is None else _find(inner, rest, functions)
-    return None

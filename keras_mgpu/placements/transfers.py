@@ -6,23 +6,24 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from keras_mgpu.placements.executed_graph import sends_of
+from keras_mgpu.placements.copies import copies_of
+from keras_mgpu.placements.executed_graph import ExecutedGraph
 from keras_mgpu.placements.gpu_links import link_between
 from keras_mgpu.placements.report_parts import Collective, Edge
 from keras_mgpu.placements.traced_function import TracedFunction
 from keras_mgpu.system.devices import short
 
 
-def edges_of(graphs: Iterable[Any], traced: TracedFunction) -> list[Edge]:
+def edges_of(graphs: Iterable[ExecutedGraph], traced: TracedFunction) -> list[Edge]:
     """One edge per pair of devices; the traced function knows the sizes of tensors."""
     found: dict[tuple[str, str], list[int | None]] = defaultdict(list)
-    for each in graphs:
-        for send in sends_of(each):
-            found[send.source, send.target].append(traced.num_bytes(send.tensor))
+    for graph in graphs:
+        for copy in copies_of(graph, traced):
+            found[copy.source, copy.target].append(copy.num_bytes)
     return [_edge(*pair, found[pair]) for pair in sorted(found)]
 
 
-def collectives_of(graphs: Iterable[Any], traced: TracedFunction) -> list[Collective]:
+def collectives_of(graphs: Iterable[ExecutedGraph], traced: TracedFunction) -> list[Collective]:
     """One row per device and type of collective operation."""
     found: dict[tuple[str, str], list[int | None]] = defaultdict(list)
     for node in _collective_nodes(graphs):
@@ -35,8 +36,8 @@ def collectives_of(graphs: Iterable[Any], traced: TracedFunction) -> list[Collec
 
 def _edge(source: str, target: str, sizes: list[int | None]) -> Edge:
     return Edge(
-        source=short(source),
-        target=short(target),
+        source=source,
+        target=target,
         num_tensors=len(sizes),
         num_bytes=_known(sizes),
         num_unknown=sizes.count(None),
@@ -44,9 +45,9 @@ def _edge(source: str, target: str, sizes: list[int | None]) -> Edge:
     )
 
 
-def _collective_nodes(graphs: Iterable[Any]) -> Iterator[Any]:
-    for each in graphs:
-        for part in each.partition_graphs:
+def _collective_nodes(graphs: Iterable[ExecutedGraph]) -> Iterator[Any]:
+    for graph in graphs:
+        for part in graph.kept.partition_graphs:
             for node in part.node:
                 if node.op.startswith(("Collective", "Nccl")) and "Group" not in node.op:
                     yield node

@@ -68,6 +68,7 @@ def normalize(device: str) -> str:
     return f"/{short(name)}" if _is_local(spec) else name
 
 
+@functools.cache
 def kind_of(device: str) -> str:
     """Returns `"GPU"` or `"CPU"`, or `""` if the name does not specify it."""
     return str(tf.DeviceSpec.from_string(device).device_type or "")
@@ -77,6 +78,8 @@ def kind_of(device: str) -> str:
 def satisfies(got: str, asked: str) -> bool:
     """Whether the device `got` matches everything that `asked` specifies."""
     wanted, found = tf.DeviceSpec.from_string(asked), tf.DeviceSpec.from_string(got)
+    if found.job is None:
+        found = found.replace(job="localhost", task=0)  # TensorFlow leaves it out.
     pairs = [
         (wanted.device_type, found.device_type),
         (wanted.device_index, found.device_index),
@@ -84,6 +87,23 @@ def satisfies(got: str, asked: str) -> bool:
         (wanted.job, found.job),
     ]
     return all(want is None or want == have for want, have in pairs)
+
+
+@functools.cache
+def memory_of(device: str, on_host: bool) -> str:
+    """The device whose memory a tensor of an op is in.
+
+    Args:
+        device: The device of the op.
+        on_host: Whether the op wants the tensor in the host's memory, as some do on a GPU.
+
+    Returns:
+        `device`, or the first CPU of its process.
+    """
+    if not on_host or kind_of(device) == "CPU":
+        return device
+    host = tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0)
+    return str(host.to_string())
 
 
 def _is_local(spec: tf.DeviceSpec) -> bool:

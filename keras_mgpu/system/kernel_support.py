@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_mgpu.internals.tf_kernels import LABEL, registered_kernels
+from keras_mgpu.internals.tf_kernels import registered_kernels
 
 ANY_DEVICE = "DEFAULT"  # Kernels that serve every kind of device without a kernel of its own.
 Setting = tuple[str, Any]  # A kind of value, such as `"type"` or `"s"` for a string, and the value.
@@ -21,33 +21,24 @@ class Kernel:
 
     Args:
         device_type: The kind of device that it runs on, or `ANY_DEVICE`.
-        label: Nodes must ask for this label; most kernels have none.
         allowed: Types and other settings of a node that it runs, by attribute.
         on_host: Inputs and outputs that are in the host's memory, whatever the device.
     """
 
     device_type: str
-    label: bytes
     allowed: Mapping[str, frozenset[Setting]]
     on_host: frozenset[str]
 
-    def runs(self, node: Any) -> bool:
-        """Whether it is registered for the types and settings of a node."""
-        if self.label != (node.attr[LABEL].s if LABEL in node.attr else b""):
-            return False
-        return all(
-            name not in node.attr or _settings(node.attr[name]) <= allowed
-            for name, allowed in self.allowed.items()
-        )
+    def runs(self, settings: Mapping[str, frozenset[Setting]]) -> bool:
+        """Whether it is registered for a node with these types and settings."""
+        return all(settings.get(name, allowed) <= allowed for name, allowed in self.allowed.items())
 
 
 def kernel_for(node: Any, device_type: str) -> Kernel | None:
     """The kernel that TensorFlow runs a node with on a kind of device; `None` if it has none."""
-    for kind in (device_type, ANY_DEVICE):
-        for kernel in _kernels(node.op):
-            if kernel.device_type == kind and kernel.runs(node):
-                return kernel
-    return None
+    names = _limited(node.op)
+    settings = tuple((name, _settings(node.attr[name])) for name in names if name in node.attr)
+    return _find_kernel(node.op, device_type, settings)
 
 
 def can_run(node: Any, device_type: str) -> bool:
@@ -72,16 +63,34 @@ def missing_kernel(node: Any, device_type: str) -> str:
 
 
 @functools.cache
+def _find_kernel(
+    op: str, device_type: str, settings: tuple[tuple[str, frozenset[Setting]], ...]
+) -> Kernel | None:
+    for kind in (device_type, ANY_DEVICE):
+        for kernel in _kernels(op):
+            if kernel.device_type == kind and kernel.runs(dict(settings)):
+                return kernel
+    return None
+
+
+@functools.cache
 def _kernels(op: str) -> tuple[Kernel, ...]:
+    """The kernels of an op, without those that only nodes with a label ask for."""
     return tuple(
         Kernel(
             each.device_type,
-            each.label.encode(),
             {limit.name: _settings(limit.allowed_values) for limit in each.constraint},
             frozenset(each.host_memory_arg),
         )
         for each in registered_kernels().get(op, ())
+        if not each.label
     )
+
+
+@functools.cache
+def _limited(op: str) -> tuple[str, ...]:
+    """The attributes of an op that some of its kernels allow only some settings of."""
+    return tuple(dict.fromkeys(name for kernel in _kernels(op) for name in kernel.allowed))
 
 
 def _settings(attribute: Any) -> frozenset[Setting]:

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_mgpu.placements.analysis import make_report
-from keras_mgpu.placements.executed_graph import ExecutedOp
+from keras_mgpu.placements.executed_graph import ExecutedOp, read_graph
 from keras_mgpu.placements.layer_facts import facts_of
 from keras_mgpu.placements.layer_placements import count_ops, devices_of, layers_of
 from keras_mgpu.placements.layer_scopes import LayerScopes
@@ -61,6 +61,12 @@ def test_obstacles():
     assert obstacle(node("x"), "/device:CPU:1") == ""
     assert obstacle(node("x"), "/device:CPU:99") == "CPU:99 is not available"
     assert obstacle(node("x", "AsString"), "/device:GPU:0") == "no GPU kernel for AsString"
+
+
+def test_a_tensorflow_without_kernels_for_gpus_cannot_tell_which_ops_have_one(monkeypatch):
+    """As in the package `tensorflow-cpu`."""
+    monkeypatch.setattr(tf.test, "is_built_with_gpu_support", lambda: False)
+    assert obstacle(node("x", "AsString"), "/device:GPU:0") == "GPU:0 is not available"
 
 
 def test_moved_ops_are_counted_by_type_and_reason():
@@ -122,12 +128,14 @@ def traced():
 
 
 def test_edges(graphs, traced):
-    assert edges_of(graphs, traced) == [Edge("CPU:0", "CPU:1", 2, 3 * 5 * 4, num_unknown=1)]
+    assert edges_of(map(read_graph, graphs), traced) == [
+        Edge("CPU:0", "CPU:1", 2, 3 * 5 * 4, num_unknown=1)
+    ]
 
 
 def test_collectives(graphs, traced):
     expected = Collective("CPU:0", "CollectiveReduceV2", 1, 3 * 5 * 4)
-    assert collectives_of(graphs, traced) == [expected]
+    assert collectives_of(map(read_graph, graphs), traced) == [expected]
 
 
 def test_graphs_that_run_no_layer_are_passed_over(model, graphs, traced):

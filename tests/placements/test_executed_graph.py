@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from keras_mgpu.placements.executed_graph import Send, ops_of, ops_of_traced, sends_of
+from keras_mgpu.placements.executed_graph import Send, ops_of_traced, read_graph
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 
@@ -25,20 +25,20 @@ def node(name, op, device="", **types):
 def test_an_op_that_was_rewritten_keeps_its_type_and_the_device_it_asked_for():
     traced = [node("dense_1/MatMul", "MatMul", "/device:GPU:0", T=tf.float32)]
     executed = [node("dense_1/MatMul", "_MklMatMul", CPU, T=tf.float32)]
-    (op,) = ops_of(graphs(traced, executed))
+    (op,) = read_graph(graphs(traced, executed)).ops
     assert (op.op, op.asked, op.got) == ("MatMul", "/device:GPU:0", CPU)
     # Kernels are looked up for what was placed. `_MklMatMul` has none for a GPU.
     assert op.node == traced[0]
 
 
 def test_an_op_that_tensorflow_added_asked_for_nothing():
-    (op,) = ops_of(graphs([], [node("dense_1/Relu/fused", "_UnaryOpsComposition", CPU)]))
+    (op,) = read_graph(graphs([], [node("dense_1/Relu/fused", "_UnaryOpsComposition", CPU)])).ops
     assert (op.op, op.asked, op.got) == ("_UnaryOpsComposition", "", CPU)
 
 
 def test_ops_that_compute_nothing_are_left_out():
     nodes = [node("x", "_Arg", CPU), node("c", "Const", CPU), node("y", "Relu", CPU)]
-    assert [op.name for op in ops_of(graphs(nodes, nodes))] == ["y"]
+    assert [op.name for op in read_graph(graphs(nodes, nodes)).ops] == ["y"]
 
 
 def called(name, function, device=""):
@@ -54,14 +54,14 @@ def test_ops_of_a_called_function_are_placed_by_the_rules():
     body.node_def.extend([node("a", "Relu", "/device:CPU:1"), node("b", "Relu", "/device:GPU:9")])
     for graph in (found.pre_optimization_graph, found.partition_graphs[0]):
         graph.library.function.append(body)
-    ops = {op.name: (op.asked, op.got[-5:]) for op in ops_of(found)}
+    ops = {op.name: (op.asked, op.got[-5:]) for op in read_graph(found).ops}
     assert ops["call/a"] == ("/device:CPU:1", "CPU:1")
     assert ops["call/b"] == ("/device:GPU:9", "CPU:0")
 
 
 def test_numbers_of_inlined_loops_are_dropped():
     traced = [node("while/body/Relu", "Relu", "/device:CPU:1")]
-    (op,) = ops_of(graphs(traced, [node("while/body/_12/Relu", "Relu", CPU)]))
+    (op,) = read_graph(graphs(traced, [node("while/body/_12/Relu", "Relu", CPU)])).ops
     assert (op.name, op.asked) == ("while/body/Relu", "/device:CPU:1")
 
 
@@ -80,7 +80,7 @@ def test_sends_without_signals():
         return made
 
     nodes = [send("s1", "dense/MatMul"), send("s2", "split:1"), send("s3", "dense/ctrl/_4")]
-    assert list(sends_of(graphs([], nodes))) == [
+    assert read_graph(graphs([], nodes)).sends == [
         Send("dense/MatMul:0", "/device:CPU:0", "/device:CPU:1"),
         Send("split:1", "/device:CPU:0", "/device:CPU:1"),
     ]

@@ -5,6 +5,7 @@ import json
 import cluster
 import pytest
 
+from keras_mgpu.placements import gpu_links
 from keras_mgpu.placements.gpu_links import has_peer_access, link_between
 
 BUSES = ["0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:81:00.0"]
@@ -38,3 +39,12 @@ def test_without_a_driver():
 def test_a_cpu_has_no_link():
     assert link_between("/device:CPU:0", "/device:CPU:1") == ""
     assert has_peer_access("/device:CPU:0", "/device:CPU:1") is None
+
+
+def test_gpus_as_tensorflow_names_them(monkeypatch):
+    monkeypatch.setattr(
+        gpu_links, "buses_of_gpus", lambda: {f"/device:GPU:{k}": BUSES[k] for k in range(2)}
+    )
+    monkeypatch.setattr(gpu_links, "link_between_buses", lambda *buses: " and ".join(buses))
+    assert link_between("GPU:1", "GPU:0") == f"{BUSES[1]} and {BUSES[0]}"
+    assert link_between("GPU:1", "CPU:0") == link_between("GPU:1", "worker:1/GPU:0") == ""

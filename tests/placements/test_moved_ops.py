@@ -55,6 +55,23 @@ def test_without_soft_placement_the_error_names_the_layer():
         tf.config.set_soft_device_placement(True)
 
 
+def test_the_error_names_only_ops_that_cannot_be_placed_and_each_once(devices):
+    model = make_model("/GPU:0", devices[1], text=True)
+    tf.config.set_soft_device_placement(False)
+    try:
+        with pytest.raises(PlacementError) as error:
+            report_of(model)
+    finally:
+        tf.config.set_soft_device_placement(True)
+    lines = [line.strip() for line in str(error.value).splitlines() if "asked for" in line]
+    assert "1 op of text asked for GPU:0: no GPU kernel for AsString" in lines
+    assert {line.split(" asked for ")[1] for line in lines} == {
+        "GPU:0: GPU:0 is not available",
+        "GPU:0: no GPU kernel for AsString",
+        "GPU:0: no GPU kernel for StringToNumber",
+    }
+
+
 def test_an_uneven_split_with_slots_far_from_their_weights(devices):
     report = report_of(make_model(devices[0], devices[1], units=512))
     totals = {each.device: each for each in report.devices}

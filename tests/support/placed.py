@@ -1,4 +1,6 @@
-"""Small models that report where their layers ran."""
+"""Small models that report where their layers ran, and TensorFlow's own word on it."""
+
+import re
 
 import keras
 import numpy as np
@@ -44,3 +46,31 @@ def layers_of(report):
 
 def edges_of(report):
     return {(edge.source, edge.target): edge for edge in report.edges}
+
+
+def compare_with_log(ops, printed):
+    """The share of a report's ops that TensorFlow has logged, and those it logged elsewhere.
+
+    Args:
+        ops: The ops of layers, as dicts.
+        printed: What TensorFlow printed after `tf.debugging.set_log_device_placement(True)`. Lines
+            of threads that print at the same time may be lost.
+    """
+    logged = {}
+    for name, device in re.findall(r"\b([\w./-]+): \(\w+\): (/job:\S+)", printed):
+        name = re.sub(r"/(body|cond|then|else)/_\d+/", r"/\1/", name)  # Inlined loops have numbers.
+        logged.setdefault(name, set()).add(device.rpartition("device:")[2])
+    num_found, elsewhere = 0, []
+    for op in ops:
+        layer, parts = op["layer"].rpartition("/")[2], op["name"].split("/")
+        # The log has names as they are inside a stage.
+        names = ["/".join(parts[start:]) for start in range(len(parts))]
+        found = [logged[name] for name in names if name in logged and layer in name]
+        num_found += bool(found)
+        elsewhere += [op] if found and found[0] != {op["got"]} else []
+    return num_found / len(ops), elsewhere
+
+
+def in_layers(ops):
+    """Without those of no layer, whose names are not unique."""
+    return [op for op in ops if not op["layer"].startswith("(")]

@@ -42,6 +42,8 @@ def test_a_number_is_no_device():
         (WORKER, "/CPU:0", False),
         (WORKER, "/job:worker/task:0", False),
         (WORKER, "", True),
+        ("/device:GPU:0", "/job:localhost/replica:0/task:0/device:GPU:0", True),
+        ("/device:GPU:0", "/job:worker/replica:0/task:0/device:GPU:0", False),
     ],
 )
 def test_whether_one_got_what_one_asked_for(got, asked, is_satisfied):

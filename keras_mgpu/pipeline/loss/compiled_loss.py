@@ -196,7 +196,8 @@ class CompiledLoss:
         key = layout.key(specs), known
         if key not in self._parts:
             self._parts[key] = self._trace(layout, specs, known)
-        return LossParts(*self._parts[key](*tensors))
+        with tf.name_scope("loss"):  # Below that of the op, which the stage's call is in.
+            return LossParts(*self._parts[key](*tensors))
 
     def _trace(
         self, layout: Layout, specs: Sequence[tf.TypeSpec], known: Sequence[Number | None]
