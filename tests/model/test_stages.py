@@ -5,12 +5,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from simulated import DEVICES
 
 from keras_mgpu.blueprint import partition
 from keras_mgpu.model import layer_calls, stages
 from keras_mgpu.model.layer_costs import layer_costs
+from keras_mgpu.system.devices import normalize
 
-TWO = ["/CPU:1", "/CPU:2"]
+TWO = DEVICES[1:3]
 
 
 def stages_of(model, cuts, devices=TWO):
@@ -31,10 +33,10 @@ def tied():
 
 
 def test_a_value_goes_to_the_stages_that_read_it():
-    first, second, last = stages_of(skip(), ["first", "second"], ["/CPU:0", *TWO])
+    first, second, last = stages_of(skip(), ["first", "second"], DEVICES[:3])
     assert second.inputs == first.outputs
     assert last.inputs == (*first.outputs, *second.outputs)
-    assert str(first) == "stage 0 (first) on /CPU:0"
+    assert str(first) == f"stage 0 (first) on {DEVICES[0]}"
 
 
 def test_a_shared_weight_lives_with_the_first_who_uses_it():
@@ -49,12 +51,12 @@ def test_variables_move_to_their_stages():
     model = skip()
     before = model.get_weights()
     stages.place_variables(stages_of(model, ["first"]))
-    places = {v.path: v.value.device[-5:] for v in model.weights}
+    places = {v.path: normalize(v.value.device) for v in model.weights}
     assert places == {
-        "first/kernel": "CPU:1",
-        "first/bias": "CPU:1",
-        "second/kernel": "CPU:2",
-        "second/bias": "CPU:2",
+        "first/kernel": TWO[0],
+        "first/bias": TWO[0],
+        "second/kernel": TWO[1],
+        "second/bias": TWO[1],
     }
     for value, expected in zip(model.get_weights(), before):
         np.testing.assert_array_equal(value, expected)
