@@ -13,10 +13,10 @@ CXX_FOUND := $(shell command -v g++ || command -v c++)
 
 help:
 	@echo "make demo    split a small model, train it, and check it against the unsplit one"
-	@echo "make test    run all tests (about 12 minutes on two cores)"
+	@echo "make test    run all tests (about 13 minutes on two cores)"
 	@echo "make quick   run some tests of every part (2 minutes), for use while editing"
 	@echo "make simulate  run the tests of what runs on GPUs on four simulated ones"
-	@echo "make simulate-quick  a part of them"
+	@echo "make simulate-quick  a part of them, which make test runs as well"
 	@echo "make torture kill runs at 200 random points in time, flip more bits, split larger models"
 	@echo "make compatibility  all tests on older versions of Python, TensorFlow and Keras"
 	@echo "make check   formatter, linter, types"
@@ -34,6 +34,7 @@ demo: $(VENV)/installed
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q
+	$(MAKE) simulate-quick
 
 # What it leaves out of `make test` stands in tests/support/slow.py.
 quick: $(VENV)/installed
@@ -45,10 +46,10 @@ $(SIMULATOR)/installed: tests/simgpu/requirements.txt
 	$(SIMULATOR)/bin/python -m pip install --quiet --requirement $<
 	touch $@
 
-# What they leave out stands in tests/support/simulated.py.
+# TESTS names files or folders, all by default. What is left out stands in tests/support/simulated.py.
 ifneq ($(CXX_FOUND),)
 simulate: $(SIMULATOR)/installed
-	$(SIMULATED_GPUS) $(SIMULATOR)/bin/python -m pytest -n $(WORKERS) --dist worksteal -q
+	$(SIMULATED_GPUS) $(SIMULATOR)/bin/python -m pytest -n $(WORKERS) --dist worksteal -q $(TESTS)
 
 simulate-quick: $(SIMULATOR)/installed
 	$(SIMULATED_GPUS) $(SIMULATOR)/bin/python -m pytest -n $(WORKERS) --dist worksteal -q --quick

@@ -3,6 +3,7 @@
 With `KERAS_MGPU_SIMULATED_GPUS=4` simulated GPUs do, and `tests/simulated` is collected as well.
 """
 
+import contextlib
 import gc
 import os
 
@@ -59,6 +60,13 @@ def pytest_collection_finish():
 @pytest.fixture
 def devices():
     return list(simulated.DEVICES)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _keras_as_on_cpus(request):
+    needs_it = simulated.NUM_GPUS and request.path.parent.name != "simulated"
+    with simulated.without_xla() if needs_it else contextlib.nullcontext():
+        yield
 
 
 @pytest.fixture(autouse=True)

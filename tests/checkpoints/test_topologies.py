@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import worker
+from simulated import DEVICES
 
 import keras_mgpu as km
 
@@ -46,8 +47,6 @@ def assert_equal(found, expected):
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """A checkpoint of each topology, with the values that are in it."""
-    from conftest import DEVICES
-
     directory = tmp_path_factory.mktemp("topologies")
     expected = {}
     for name in NAMES:

@@ -2,12 +2,13 @@
 
 import keras
 from keras import layers
+from simulated import DEVICES
 
 from keras_mgpu.blueprint import partition
 from keras_mgpu.model import layer_calls, stages
 from keras_mgpu.model.layer_costs import layer_costs
 
-TWO = ["/CPU:1", "/CPU:2"]
+TWO = DEVICES[1:3]
 
 
 def stages_of(model, cuts, devices=TWO):
@@ -28,10 +29,10 @@ def tied():
 
 
 def test_a_value_goes_to_the_stages_that_read_it():
-    first, second, last = stages_of(skip(), ["first", "second"], ["/CPU:0", *TWO])
+    first, second, last = stages_of(skip(), ["first", "second"], DEVICES[:3])
     assert second.inputs == first.outputs
     assert last.inputs == (*first.outputs, *second.outputs)
-    assert str(first) == "stage 0 (first) on /CPU:0"
+    assert str(first) == f"stage 0 (first) on {DEVICES[0]}"
 
 
 def test_a_shared_weight_lives_with_the_first_who_uses_it():

@@ -5,14 +5,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from simulated import DEVICES
 
 from keras_mgpu import PipelineSplit, plan
+from keras_mgpu.system.devices import normalize
 
 X, Y = np.ones((8, 4), "float32"), np.ones((8, 2), "float32")
 
 
 def make():
-    with tf.device("/CPU:3"):
+    with tf.device(DEVICES[3]):
         return keras.Sequential(
             [
                 keras.Input((4,)),
@@ -58,7 +60,7 @@ def subclassed():
     return model
 
 
-TWO = ["/CPU:0", "/CPU:1"]
+TWO = DEVICES[:2]
 
 BAD = {
     "unknown cut": ({"cuts": ["secnod"]}, ValueError, r"Did you mean 'second'\?"),
@@ -66,7 +68,7 @@ BAD = {
     "cut after the last layer": ({"cuts": ["third"]}, ValueError, "last layer"),
     "cut that is no list": ({"cuts": "first"}, TypeError, "list"),
     "more stages than layers": (
-        {"devices": ["/CPU:0"] * 4},
+        {"devices": DEVICES[:1] * 4},
         ValueError,
         "only 3 layers.*num_stages=4",
     ),
@@ -81,10 +83,10 @@ BAD = {
         r"one entry per stage.*3 stage\(s\).*2 device",
     ),
     "no devices": ({"devices": []}, ValueError, "at least one device"),
-    "devices as text": ({"devices": "/CPU:0"}, TypeError, "list of device strings"),
-    "a device that is none": ({"devices": ["/CPU:0", "fast"]}, ValueError, "'fast'"),
+    "devices as text": ({"devices": DEVICES[0]}, TypeError, "list of device strings"),
+    "a device that is none": ({"devices": [DEVICES[0], "fast"]}, ValueError, "'fast'"),
     "a device that is not there": (
-        {"devices": ["/CPU:0", "/GPU:7"]},
+        {"devices": [DEVICES[0], "/GPU:7"]},
         ValueError,
         r"No such device: /GPU:7\. Available devices: /CPU:0.*logical_devices\(n\)",
     ),
@@ -98,7 +100,7 @@ def test_bad_options_move_nothing(what):
     model = make()
     with pytest.raises(kind, match=message):
         PipelineSplit(model, **{"devices": TWO, **options})
-    assert {v.value.device[-5:] for v in model.variables} == {"CPU:3"}
+    assert {normalize(v.value.device) for v in model.variables} == {DEVICES[3]}
 
 
 BAD_MODELS = {
@@ -139,7 +141,7 @@ def test_splitting_a_split():
     with pytest.raises(ValueError, match="PipelineSplit already"):
         PipelineSplit(split, TWO)
     with pytest.raises(
-        ValueError, match=r"already split, by 'sequential_split' over /CPU:0, /CPU:1"
+        ValueError, match=f"already split, by 'sequential_split' over {', '.join(TWO)}"
     ):
         PipelineSplit(split.model, TWO)
 
@@ -148,8 +150,8 @@ def test_a_model_can_be_split_anew_once_the_wrapper_is_gone():
     model = make()
     split = PipelineSplit(model, TWO)
     del split
-    PipelineSplit(model, ["/CPU:2"])
-    assert {v.value.device[-5:] for v in model.variables} == {"CPU:2"}
+    PipelineSplit(model, DEVICES[2:3])
+    assert {normalize(v.value.device) for v in model.variables} == {DEVICES[2]}
 
 
 def test_a_plan_of_another_model(devices):
@@ -218,9 +220,9 @@ class Fails(layers.Layer):
         (
             "trace",
             ValueError,
-            r"(?s)In stage 1 \(fails … dense_1\) on /CPU:1, layer 'fails': .*something is odd",
+            rf"(?s)In stage 1 \(fails … dense_1\) on {DEVICES[1]}, layer 'fails': .*something is odd",
         ),
-        ("run", tf.errors.InvalidArgumentError, r"In stage 1 \(fails … dense_1\) on /CPU:1"),
+        ("run", tf.errors.InvalidArgumentError, rf"In stage 1 \(fails … dense_1\) on {DEVICES[1]}"),
         (
             "memory",
             tf.errors.ResourceExhaustedError,
@@ -230,7 +232,7 @@ class Fails(layers.Layer):
 )
 def test_an_error_inside_a_stage_names_it(how, kind, message):
     model = keras.Sequential([keras.Input((4,)), layers.Dense(4), Fails(how), layers.Dense(2)])
-    split = PipelineSplit(model, ["/CPU:0", "/CPU:1"], micro_batches=2, cuts=["dense"])
+    split = PipelineSplit(model, DEVICES[:2], micro_batches=2, cuts=["dense"])
     split.compile("sgd", "mse")
     with pytest.raises(kind, match=message):
         split.fit(X, Y, verbose=0)

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 from pinned import make_model
 from placed import PATHS, compiled, data, edges_of, layers_of, make_nested, report_of
+from simulated import DEVICES, NAMES
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import keras_mgpu as km
@@ -42,7 +43,7 @@ def test_nothing_happens_after_the_first_batch(monkeypatch):
     monkeypatch.setattr(
         tf_graph_collection, "collecting", lambda: (calls.append(1), collecting())[1]
     )
-    model = make_model("/CPU:0", "/CPU:0")
+    model = make_model(DEVICES[0], DEVICES[0])
     logger = quiet()
     functions = set()
     record = keras.callbacks.LambdaCallback(
@@ -56,7 +57,7 @@ def test_nothing_happens_after_the_first_batch(monkeypatch):
 
 
 def test_a_model_that_was_trained_before_and_two_loggers():
-    model = make_model("/CPU:0", "/CPU:1")
+    model = make_model(*DEVICES[:2])
     before = report_of(model)
     loggers = [quiet(), quiet()]
     model.fit(*data(), batch_size=8, verbose=0, callbacks=loggers)
@@ -67,30 +68,30 @@ def test_a_model_that_was_trained_before_and_two_loggers():
 
 
 def test_batches_of_unknown_size():
-    model = make_model("/CPU:0", "/CPU:1")
+    model = make_model(*DEVICES[:2])
     logger = quiet()
     dataset = tf.data.Dataset.from_tensor_slices(data(12)).batch(5)
     model.fit(dataset, verbose=0, shuffle=False, callbacks=[logger])
     assert logger.report.num_samples == 5
     assert layers_of(logger.report)["second"].activation_bytes == 5 * 2 * 4
-    assert edges_of(logger.report)["CPU:0", "CPU:1"].num_bytes >= 5 * 8 * 4
+    assert edges_of(logger.report)[NAMES[0], NAMES[1]].num_bytes >= 5 * 8 * 4
 
 
 def test_several_steps_per_execution():
-    model = compiled(make_model("/CPU:0", "/CPU:1"), steps_per_execution=2)
+    model = compiled(make_model(*DEVICES[:2]), steps_per_execution=2)
     report = report_of(model)
-    assert "CPU:1" in layers_of(report)["second"].got[0]
+    assert NAMES[1] in layers_of(report)["second"].got[0]
     assert report.num_samples == 8
     assert all(edge.num_unknown == 0 for edge in report.edges)
 
 
 def test_eager_training_has_no_graph(capsys):
-    model = make_model("/CPU:0", "/CPU:1")
+    model = make_model(*DEVICES[:2])
     model.compile("adam", "mse", run_eagerly=True)
     logger = km.DevicePlacementLogger()
     model.fit(*data(), verbose=0, callbacks=[logger])
     assert logger.report.source == "variables"
-    assert layers_of(logger.report)["second"].weights_on == ("CPU:1",)
+    assert layers_of(logger.report)["second"].weights_on == (NAMES[1],)
     assert "no graph was run" in capsys.readouterr().out
 
 
@@ -175,11 +176,11 @@ def test_bad_input(tmp_path):
 
 
 def test_after_a_fit_that_failed():
-    model = make_model("/CPU:0", "/CPU:1")
+    model = make_model(*DEVICES[:2])
     logger = quiet()
     x, y = data()
     model.optimizer.build(model.trainable_variables)
     with pytest.raises(ValueError):
         model.fit(x[:, :3], y, verbose=0, callbacks=[logger])
     model.fit(x, y, verbose=0, callbacks=[logger])
-    assert "CPU:1" in layers_of(logger.report)["second"].got[0]
+    assert NAMES[1] in layers_of(logger.report)["second"].got[0]

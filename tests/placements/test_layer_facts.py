@@ -4,6 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 from placed import make_nested
+from simulated import NAMES
 
 import keras_mgpu as km
 from keras_mgpu.placements.layer_facts import all_optimizers, bytes_by_device, facts_of
@@ -55,4 +56,4 @@ def test_bytes_by_device(devices, dtype):
     with tf.device(devices[1]):
         variable = keras.Variable(tf.zeros((3, 5), dtype), dtype=dtype)
     size = {"float32": 4, "float16": 2}[dtype]
-    assert bytes_by_device([variable]) == {"CPU:1": 15 * size}
+    assert bytes_by_device([variable]) == {NAMES[1]: 15 * size}

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from pinned import Pinned
 from placed import compiled, data, layers_of, report_of
+from simulated import NAMES as DEVICES
 from versions import needs_layers_beside_the_graph
 
 import keras_mgpu as km
@@ -25,7 +26,7 @@ def test_towers_with_layers_of_the_same_names(devices):
     split.compile("adam", "mse")
     layers = layers_of(report_of(split))
     found = [layers[path].got for path in [*cuts, "dense"]]
-    assert found == [((f"CPU:{index}",),) for index in range(4)]
+    assert found == [((name,),) for name in DEVICES]
 
 
 def test_names_that_end_with_numbers():
@@ -55,11 +56,11 @@ def test_names_that_keras_and_strategies_use_too(devices, way):
     if way == "mirrored":
         with cluster.mirrored(devices[:2]).scope():
             model = compiled(make())
-        expected = (("CPU:0",), ("CPU:1",)), (("CPU:0",), ("CPU:1",))
+        expected = ((DEVICES[0],), (DEVICES[1],)), ((DEVICES[0],), (DEVICES[1],))
     else:
         model = km.PipelineSplit(make(), devices[:2], micro_batches=2, cuts=NAMES[-1:])
         model.compile("adam", "mse")
-        expected = (("CPU:0",),), (("CPU:1",),)
+        expected = ((DEVICES[0],),), ((DEVICES[1],),)
     layers = layers_of(report_of(model))
     for name in NAMES:
         assert (layers[name].got, layers["last"].got) == expected, name
@@ -106,11 +107,11 @@ def test_layers_inside_layers_and_loops(devices):
     layers = layers_of(km.placement(model, data()))
     # Keras creates weights of nested layers without regard to the device asked for. The report
     # shows it: the product runs where it should, and the weight is read elsewhere.
-    assert layers["block/pinned"].got == (("CPU:1", "CPU:0"),)
-    assert layers["block/pinned"].weights_on == ("CPU:0",)
-    assert layers["block/dense"].got == (("CPU:0",),)
+    assert layers["block/pinned"].got == ((DEVICES[1], DEVICES[0]),)
+    assert layers["block/pinned"].weights_on == (DEVICES[0],)
+    assert layers["block/dense"].got == ((DEVICES[0],),)
     layers = layers_of(report_of(model))
-    assert layers["block/pinned"].asked == (("CPU:1",),)
+    assert layers["block/pinned"].asked == ((DEVICES[1],),)
     recurrent = [layer for path, layer in layers.items() if path.startswith("lstm")]
     assert sum(layer.num_ops for layer in recurrent) > 20
 
@@ -130,7 +131,7 @@ def test_layers_outside_of_the_functional_graph():
     model(data()[0])
     layers = layers_of(km.placement(model, data()))
     assert layers["extra"].num_parameters == 8
-    assert layers["extra"].got == (("CPU:0",),)
+    assert layers["extra"].got == ((DEVICES[0],),)
 
 
 def test_shared_weights_are_counted_once():

@@ -5,6 +5,7 @@ import json
 import cluster
 import keras
 import pytest
+import simulated
 import worker
 from pinned import Pinned
 from placed import (
@@ -18,20 +19,23 @@ from placed import (
     make_nested,
     report_of,
 )
+from simulated import NAMES
 
 import keras_mgpu as km
 
+# This strategy takes all GPUs there are, or one CPU.
+ONE_WORKER = tuple(NAMES if simulated.NUM_GPUS else NAMES[:1])
 COMPUTE = {
-    "one device": (("CPU:1",),),
-    "mirrored": (("CPU:0",), ("CPU:1",)),
-    "one worker": (("CPU:0",),),
-    "central storage": (("CPU:0",), ("CPU:1",)),
+    "one device": ((NAMES[1],),),
+    "mirrored": ((NAMES[0],), (NAMES[1],)),
+    "one worker": tuple((name,) for name in ONE_WORKER),
+    "central storage": ((NAMES[0],), (NAMES[1],)),
 }
 WEIGHTS = {
-    "one device": ("CPU:1",),
-    "mirrored": ("CPU:0", "CPU:1"),
-    "one worker": ("CPU:0",),
-    "central storage": ("CPU:2",),
+    "one device": (NAMES[1],),
+    "mirrored": (NAMES[0], NAMES[1]),
+    "one worker": ONE_WORKER,
+    "central storage": (NAMES[2],),
 }
 
 
@@ -45,14 +49,14 @@ def test_strategies(devices, name, custom_loop):
     layers = layers_of(report)
     assert set(layers) >= PATHS
     for path in PATHS:
-        compute = tuple(tuple(d for d in each if d != "CPU:2") for each in layers[path].got)
+        compute = tuple(tuple(d for d in each if d != NAMES[2]) for each in layers[path].got)
         assert compute == COMPUTE[name], path
     assert layers["first"].weights_on == WEIGHTS[name]
     assert layers["first"].weight_bytes == (4 * 8 + 8) * 4 * len(WEIGHTS[name])
     assert layers["first"].slot_bytes == 2 * layers["first"].weight_bytes
     assert report.strategy.startswith(type(strategy).__name__)
     if len(COMPUTE[name]) > 1:
-        assert ("CPU:1", "CPU:0") in edges_of(report)
+        assert any(edge.source == NAMES[1] != edge.target for edge in report.edges)
 
 
 def report_of_loop(strategy, model):
@@ -93,8 +97,8 @@ def test_pipelines(devices, schedule, recompute):
             assert layer.slots_on == layer.weights_on
     assert not report.moved
     # Activations of all eight samples forward, and as many gradients backward.
-    assert edges_of(report)["CPU:0", "CPU:1"].num_bytes >= 8 * 8 * 4
-    assert edges_of(report)["CPU:1", "CPU:0"].num_bytes >= 8 * 8 * 4
+    assert edges_of(report)[NAMES[0], NAMES[1]].num_bytes >= 8 * 8 * 4
+    assert edges_of(report)[NAMES[1], NAMES[0]].num_bytes >= 8 * 8 * 4
     assert all(edge.num_unknown == 0 for edge in report.edges)
 
 
@@ -141,8 +145,8 @@ def test_neither_weights_nor_gradients_nor_slots_leave_their_device(devices, nam
     # Keras creates the zeros that it resets accumulators to on the default device.
     zeros = 2 * size * size * 4 if name == "accumulating" else 0
     edges = edges_of(report)
-    assert passed_on <= edges["CPU:0", "CPU:1"].num_bytes < passed_on + zeros + 1024
-    assert passed_on <= edges["CPU:1", "CPU:0"].num_bytes < passed_on + 1024
+    assert passed_on <= edges[NAMES[0], NAMES[1]].num_bytes < passed_on + zeros + 1024
+    assert passed_on <= edges[NAMES[1], NAMES[0]].num_bytes < passed_on + 1024
     assert all(edge.num_unknown == 0 for edge in report.edges)
 
 
@@ -150,7 +154,7 @@ def test_compiled_by_xla():
     model = make_nested()
     model.compile("adam", "mse", jit_compile=True)
     report = report_of(model)
-    assert layers_of(report)["head"].got == (("CPU:0",),)
+    assert layers_of(report)["head"].got == ((NAMES[0],),)
     assert report.source == "executed graph"
 
 

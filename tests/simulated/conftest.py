@@ -5,6 +5,5 @@ import simulated
 
 if not simulated.NUM_GPUS:
     raise pytest.UsageError(
-        "Tests of tests/simulated run on simulated GPUs: KERAS_MGPU_SIMULATED_GPUS=4 "
-        ".simulator/bin/python -m pytest tests/simulated"
+        "Tests of tests/simulated run on simulated GPUs: make simulate TESTS=tests/simulated"
     )

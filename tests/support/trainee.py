@@ -8,8 +8,12 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 import keras
 import numpy as np
 import runs
+import simulated
 
 import keras_mgpu as km
+
+if simulated.NUM_GPUS:
+    simulated.start()
 
 
 class Tell(keras.callbacks.Callback):
@@ -24,6 +28,7 @@ class Tell(keras.callbacks.Callback):
         self._step.value += 1
 
 
+@simulated.without_xla()
 def live(directory, result, step, epochs, save_freq):
     """Trains from wherever `directory` leads to the end; leaves the outcome in `result`."""
     runs.fresh()

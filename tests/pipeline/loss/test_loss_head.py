@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from simulated import DEVICES
 
 from keras_mgpu.model import layer_calls
 from keras_mgpu.pipeline.loss.compiled_loss import CompiledLoss
@@ -37,7 +38,7 @@ def test_loss_and_gradients_are_the_whole_batchs(loss, weight):
     model = keras.Sequential([keras.Input((3,)), layers.Dense(3)])
     model.compile(loss=loss, metrics=["mae"])
     batch = Batch.of(tf.constant(PRED), tf.constant(Y), _tensor(weight), num_micro_batches=2)
-    compiled = CompiledLoss(model, "/CPU:0", eager=True, num_micro_batches=2)
+    compiled = CompiledLoss(model, DEVICES[0], eager=True, num_micro_batches=2)
     compiled.get_ready(batch.x, batch.y, batch.x, batch.sample_weight)
     head = LossHead(
         compiled, batch, layer_calls.from_model(model), training=True, scale=tf.constant(2.0)

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from simulated import DEVICES
 
 from keras_mgpu.internals.tf_functions import scratch_graph
 from keras_mgpu.pipeline.stage.gradients import GradientSum, GradientVariables, add_gradients
@@ -48,7 +49,7 @@ def test_a_scale_of_fp8_is_taken_as_it_came_last():
 
 def test_sums_in_place_begin_anew_with_each_step():
     weight, other = keras.Variable(np.zeros(2)), keras.Variable(np.zeros(2))
-    sums = GradientVariables("/CPU:1")
+    sums = GradientVariables(DEVICES[1])
 
     @tf.function(autograph=False)
     def step(gradient):

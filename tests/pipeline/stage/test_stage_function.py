@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from simulated import DEVICES
 
 from keras_mgpu.blueprint import partition
 from keras_mgpu.internals.keras_masks import get_mask
@@ -29,7 +30,7 @@ class CurrentState:
 def stages_of(model, num_stages=1):
     calls = layer_calls.from_model(model)
     plan = partition.balance(layer_costs(calls), num_stages)
-    return make_stages(calls, plan, ["/CPU:0"] * num_stages)
+    return make_stages(calls, plan, DEVICES[:1] * num_stages)
 
 
 def one_stage(*middle):
@@ -145,7 +146,8 @@ def test_errors_of_layers_name_the_stage():
     model.layers[0].is_broken = True
     function = StageFunction(stages_of(model)[0], training=True)
     with pytest.raises(
-        ValueError, match=r"(?s)In stage 0 \(breaks\) on /CPU:0, layer 'breaks': .*layer says"
+        ValueError,
+        match=rf"(?s)In stage 0 \(breaks\) on {DEVICES[0]}, layer 'breaks': .*layer says",
     ):
         function(inputs_of(function))
 

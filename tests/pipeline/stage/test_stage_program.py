@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import tensorflow as tf
+from simulated import DEVICES
 
 from keras_mgpu.internals.keras_masks import pack
 from keras_mgpu.model.stages import Stage
@@ -22,7 +23,7 @@ from keras_mgpu.pipeline.stage.stage_program import (
 )
 
 X, W = np.ones((2, 3), "float32"), np.full((3, 3), 0.5, "float32")
-STAGE = Stage(0, "/CPU:0", calls=(), inputs=(0,), outputs=(1,), variables=(), borrowed=())
+STAGE = Stage(0, DEVICES[0], calls=(), inputs=(0,), outputs=(1,), variables=(), borrowed=())
 
 
 def traced(weight):
@@ -92,7 +93,7 @@ def test_an_output_without_gradient_gives_none():
 def test_dense_gradients_are_summed_in_place_and_not_returned():
     graph = differentiated(keras.Variable(W))
     assert sum_in_place(graph, None) is graph
-    summed = sum_in_place(graph, GradientVariables("/CPU:0"))
+    summed = sum_in_place(graph, GradientVariables(DEVICES[0]))
     assert [op.type for op in summed.summing] == ["AssignAddVariableOp"]
     assert summed.of_weights == [None]
 

@@ -1,0 +1,19 @@
+"""What the page about the simulator says is done."""
+
+import re
+from pathlib import Path
+
+import keras
+import numpy as np
+
+PAGE = Path(__file__).parents[2] / "docs" / "simulator.md"
+
+
+def test_code_runs():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse", jit_compile=False)
+    names = {"model": model, "x": np.ones((8, 4)), "y": np.ones((8, 2))}
+    code = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+    assert code
+    for block in code:
+        exec(compile(block, PAGE.name, "exec"), names)
