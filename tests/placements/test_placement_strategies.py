@@ -110,7 +110,7 @@ def copies_of_a_layer_elsewhere(devices, micro_batches):
     model = keras.Model(inputs, keras.layers.Dense(2)(x))
     split = km.PipelineSplit(model, devices[:2], micro_batches=micro_batches, cuts=["elsewhere"])
     split.compile("adam", "mse")
-    return edges_of(report_of(split))["CPU:0", "CPU:2"]
+    return edges_of(report_of(split))[devices[0].strip("/"), devices[2].strip("/")]
 
 
 def test_copies_inside_of_stages_are_counted_for_every_micro_batch(devices):

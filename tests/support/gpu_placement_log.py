@@ -48,9 +48,9 @@ def make_model():
 
 
 def main(path):
-    devices = simulated.start()
+    simulated.start()
     tf.debugging.set_log_device_placement(True)
-    split = km.PipelineSplit(make_model(), devices[:2], micro_batches=2, cuts=["hashed"])
+    split = km.PipelineSplit(make_model(), simulated.DEVICES[:2], micro_batches=2, cuts=["hashed"])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     split.compile(keras.optimizers.AdamW(clipnorm=1.0), loss, metrics=["accuracy"])
     logger = km.DevicePlacementLogger(verbose=0)
