@@ -73,6 +73,26 @@ def stage_scope(stage: int) -> str:
     return f"stage_{stage}"
 
 
+def piece_name(stage: int, word: str) -> str:
+    """The name of the function of a stage for a kind of op, given by its word.
+
+    >>> piece_name(1, "backward")
+    'stage_1_backward'
+    """
+    return f"stage_{stage}_{word}"
+
+
+def piece_in(text: str) -> tuple[str, int] | None:
+    """The kind and the stage of the function that a name begins with, or `None`.
+
+    >>> piece_in("stage_1_backward/stage_1/dense/MatMul")
+    ('B', 1)
+    """
+    match = re.match(r"stage_(\d+)_([a-z]+)/", text)
+    kinds = {word: kind for kind, word in KIND_WORDS.items()}
+    return None if match is None or match[2] not in kinds else (kinds[match[2]], int(match[1]))
+
+
 def stage_in(text: str) -> int | None:
     """The stage of the first name in a text, such as an error's, that lies in a stage's scope."""
     match = re.search(r"\bstage_(\d+)/", text)

@@ -2,7 +2,8 @@
 
 Each op of the schedule is a function call in the traced step, in a scope such as
 `stage_1/forward/micro_batch_3`. The profiler records when such a call begins and ends, so a trace
-holds a timeline of the same form as a predicted one.
+holds a timeline of the same form as a predicted one. On a GPU a call only launches kernels. There
+the profiler records the kernels, and their times count.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from keras_mgpu.blueprint.schedule import Op, Schedule
+from keras_mgpu.blueprint.schedule import Op, Schedule, piece_in
 from keras_mgpu.blueprint.timeline import Costs, Span, Timeline, replay
 from keras_mgpu.internals.keras_variables import global_seed_state
 from keras_mgpu.profiling.short_stages import warn_of_short_stages
-from keras_mgpu.profiling.trace import calls_in
+from keras_mgpu.profiling.trace import Kernel, calls_in, kernels_in
 from keras_mgpu.profiling.trace_recorder import TraceRecorder
 
 # The call of a stage, in the scope of its op. The loss of a micro-batch is another call in a scope
@@ -145,7 +146,8 @@ class MeasuredStep:
             MissedOpsError: If it has some of them, but not all.
         """
         lanes = {op: lane for lane, ops in enumerate(schedule.lanes) for op in ops}
-        times = {op: time for op, time in _times_of_ops(trace).items() if op in lanes}
+        times = {op: time for op, time in _times_of_calls(trace).items() if op in lanes}
+        times |= _times_of_kernels(trace, schedule)
         if not times:
             return None
         if len(times) < len(lanes):
@@ -204,8 +206,32 @@ def _measure(split: Any, x: Any, y: Any, sample_weight: Any) -> MeasuredStep:
     return measured
 
 
-def _times_of_ops(trace: Any) -> dict[Op, tuple[float, float]]:
-    """Begin and end of each op of which the trace has both."""
+def _times_of_kernels(trace: Any, schedule: Schedule) -> dict[Op, tuple[float, float]]:
+    """From the first kernel of each op to its last, for stages on GPUs.
+
+    There, a call has ended when its kernels are launched. Kernels do not know their micro-batch,
+    but run in the order of the schedule, and equally many for each.
+    """
+    kernels: dict[tuple[str, int], list[Kernel]] = defaultdict(list)
+    for kernel in kernels_in(trace):
+        piece = piece_in(kernel.op)
+        if piece is not None:
+            kernels[piece].append(kernel)
+    times = {}
+    for (kind, stage), found in kernels.items():
+        ops = [op for lane in schedule.lanes for op in lane if op[:2] == (kind, stage)]
+        if not ops or len(found) % len(ops):
+            continue
+        found.sort(key=lambda kernel: kernel.begin)
+        size = len(found) // len(ops)
+        for index, op in enumerate(ops):
+            own = found[index * size : (index + 1) * size]
+            times[op] = own[0].begin, max(kernel.end for kernel in own)
+    return times
+
+
+def _times_of_calls(trace: Any) -> dict[Op, tuple[float, float]]:
+    """Begin and end of each op's call, where the trace has both."""
     begins: dict[Op, float] = {}
     ends: dict[Op, float] = {}
     for name, time, is_begin in calls_in(trace):

@@ -60,6 +60,34 @@ def calls_in(trace: Any) -> Iterator[CallEvent]:
                         yield CallEvent(name, time, is_begin)
 
 
+class Kernel(NamedTuple):
+    """A kernel that a GPU has run.
+
+    Args:
+        op: Name of the op in its function.
+        begin: In seconds, by the profiler's clock.
+        end: The same.
+    """
+
+    op: str
+    begin: float
+    end: float
+
+
+def kernels_in(trace: Any) -> Iterator[Kernel]:
+    """Every kernel of every GPU that is known to belong to an op, in the order of each stream."""
+    for plane in trace.planes:
+        numbers = [n for n, metadata in plane.stat_metadata.items() if metadata.name == "tf_op"]
+        if not numbers or not _GPU_PLANE.search(plane.name):
+            continue
+        for line in plane.lines:
+            for event in line.events:
+                begin = _begin_of(event, line)
+                for text in _texts(plane, event, numbers[0]):
+                    op = text.rpartition(":")[0] or text
+                    yield Kernel(op, begin, begin + event.duration_ps * 1e-12)
+
+
 def device_shares(trace: Any, seconds: float) -> dict[int, DeviceShares]:
     """For each GPU in the trace, by its index, how it spent a step of so many seconds."""
     found = {}

@@ -220,7 +220,7 @@ class Fails(layers.Layer):
         (
             "trace",
             ValueError,
-            rf"(?s)In stage 1 \(fails … dense_1\) on {DEVICES[1]}, layer 'fails': .*something is odd",
+            rf"(?s)In stage 1 \(fails … dense_1\) on {DEVICES[1]}, layer 'fails': .*is odd",
         ),
         ("run", tf.errors.InvalidArgumentError, rf"In stage 1 \(fails … dense_1\) on {DEVICES[1]}"),
         (

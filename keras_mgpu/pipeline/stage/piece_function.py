@@ -108,17 +108,21 @@ class PieceMaker:
         stays_a_call: Whether they must not be copied into the step that calls them.
         device: Where they run; left open, nothing is done for GPUs.
         must_run: Whether they run even if nothing reads what they return or write.
+        tells_kinds: Whether the names of their nodes begin with theirs. That is how a profile of
+            a GPU, which knows nothing of calls, tells what a kernel is a part of.
     """
 
     stays_a_call: bool
     device: str = ""
     must_run: bool = False
+    tells_kinds: bool = False
 
     def __call__(self, graph: GraphOps, piece: Piece, name: str) -> PieceFunction:
         """Makes one of a piece; its name begins with `name`."""
         content, integers = graph.needed_for(piece), DeviceIntegers(self.device)
         functions = tf.compat.v1.GraphDef()
-        writer = _Writer(functions.library.function.add(), graph, integers, self.device)
+        scope = f"{name}/" if self.tells_kinds else ""
+        writer = _Writer(functions.library.function.add(), graph, integers, self.device, scope)
         writer.write(piece, content)
         definition = writer.definition
         definition.attr[NO_INLINE].b = self.stays_a_call
@@ -140,12 +144,14 @@ class _Writer:
         graph: The graph that the piece is of.
         integers: Knows which tensors are integers on the device.
         device: Where the function runs.
+        scope: What the names of nodes begin with.
     """
 
     definition: Any
     graph: GraphOps
     integers: DeviceIntegers
     device: str
+    scope: str
 
     @functools.cached_property
     def _conversions(self) -> Conversions:
@@ -178,21 +184,23 @@ class _Writer:
         for op in ops:
             node = self.definition.node_def.add()
             node.CopyFrom(self.graph.node_of(op))
+            node.name = self.scope + op.name
             node.attr.pop(COLOCATION, None)  # May name ops that are elsewhere now.
             del node.input[:]
             read = self.graph.inputs_of(op)
-            node.input.extend(names.get(tensor.ref()) or _edge_name(tensor) for tensor in read)
-            node.input.extend(f"^{each.name}" for each in op.control_inputs if each in inside)
+            node.input.extend(names.get(tensor.ref()) or self._edge(tensor) for tensor in read)
+            controls = [each for each in op.control_inputs if each in inside]
+            node.input.extend(f"^{self.scope}{each.name}" for each in controls)
             if self.integers.are_disguised_for(op):
                 outputs = self._conversions.disguise(op, node)
                 names.update((op.outputs[place].ref(), edge) for place, edge in outputs.items())
             # Ops that only read a variable, too: an assignment must wait for them.
             if op.op_def.is_stateful:
-                self.definition.control_ret[op.name] = op.name
-                self.definition.signature.control_output.append(op.name)
+                self.definition.control_ret[node.name] = node.name
+                self.definition.signature.control_output.append(node.name)
 
     def _write_result(self, index: int, tensor: tf.Tensor, names: dict[object, str]) -> None:
-        name, edge = f"result_{index}", names.get(tensor.ref()) or _edge_name(tensor)
+        name, edge = f"result_{index}", names.get(tensor.ref()) or self._edge(tensor)
         dtype = tensor.dtype
         if self.integers.are_in(tensor):
             dtype = BITS
@@ -207,6 +215,9 @@ class _Writer:
         node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(0, DONE))
         self.definition.signature.output_arg.add(name="done", type=DONE.as_datatype_enum)
         self.definition.ret["done"] = "done:output:0"
+
+    def _edge(self, tensor: tf.Tensor) -> str:
+        return self.scope + _edge_name(tensor)
 
 
 class WholeFunction:

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from keras_mgpu.blueprint.schedule import KIND_WORDS, stage_scope
+from keras_mgpu.blueprint.schedule import KIND_WORDS, piece_name, stage_scope
 from keras_mgpu.internals.identity import IdentityMap
 from keras_mgpu.model.layer_calls import Value
 from keras_mgpu.model.stages import Stage
@@ -278,8 +278,10 @@ def make_program(
     )
     kept = find_kept(ops, training_graph)
     pieces = cut_into_pieces(graph, kept, kinds)
-    scope = stage_scope(graph.stage.index)
-    functions = {name: make_piece(ops, piece, f"{scope}_{name}") for name, piece in pieces.items()}
+    index = graph.stage.index
+    functions = {
+        name: make_piece(ops, piece, piece_name(index, name)) for name, piece in pieces.items()
+    }
     return StageProgram(graph, frozenset(cotangents), kept, pieces, functions)
 
 

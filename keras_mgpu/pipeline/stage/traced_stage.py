@@ -128,7 +128,8 @@ class TracedStage:
             compiler.try_out(lambda: run_each(program, compiler.zeros, call_once))
             if compiler.is_on:
                 return program
-        return program_of(PieceMaker(self._stays_a_call, self._function.stage.device))
+        device = self._function.stage.device
+        return program_of(PieceMaker(self._stays_a_call, device, tells_kinds=True))
 
 
 class TracedRun:
