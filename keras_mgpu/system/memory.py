@@ -59,6 +59,12 @@ def read(variable: tf.Variable) -> tf.Tensor:
     return variable.read_value()
 
 
+def to_host(variable: tf.Variable) -> tf.Tensor:
+    """The value of a variable in host memory. It stays what it is if the variable changes."""
+    with tf.device(HOST):
+        return tf.identity(read(variable))
+
+
 def overwrite(variable: tf.Variable, value: tf.Tensor) -> None:
     """Assigns a tensor in host memory, also where a device has no room for a second value.
 
@@ -78,8 +84,7 @@ def overwrite(variable: tf.Variable, value: tf.Tensor) -> None:
 
 def take(variable: tf.Variable) -> tf.Tensor:
     """Takes a variable's value from its device into host memory; `put` gives it back."""
-    with tf.device(HOST):
-        value = tf.identity(read(variable))
+    value = to_host(variable)
     _assign(variable, tf.zeros([0], variable.dtype))
     return value
 

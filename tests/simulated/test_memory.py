@@ -11,6 +11,7 @@ from keras import layers
 
 from keras_mgpu import PipelineSplit, restore_checkpoint, save_checkpoint
 from keras_mgpu.model import placing
+from keras_mgpu.profiling import measured_timeline
 from keras_mgpu.system.memory import memory_of
 
 KIB, MIB, WIDTH = 1 << 10, 1 << 20, 256
@@ -51,7 +52,7 @@ def room(device, *num_bytes):
     with tf.device(device):
         pieces = [(empty(size), empty(KIB)) for size in num_bytes]
         filling = [piece[1] for piece in pieces]
-        filling.append(empty(memory_of(device).free - 8 * MIB))  # Takes the largest free piece.
+        filling.append(empty(memory_of(device).free - 64 * MIB))  # Takes the largest free piece.
         while memory_of(device).free > 64 * KIB:
             filling.append(empty(4 * KIB))
     del pieces
@@ -391,3 +392,69 @@ def test_a_checkpoint_in_host_memory_takes_nothing_on_a_device(tmp_path):
     host_copies.assign({"a": variable}, saved)
     variable.assign_add(tf.ones((WIDTH, WIDTH)))
     assert in_use("/GPU:1") <= used + SMALL
+
+
+# What runs beside training.
+
+
+def fitted():
+    split = split_of(make())
+    split.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    split.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+    return split
+
+
+def state_of(split):
+    return [v.numpy() for v in (*split.model.variables, *split.optimizer.variables)]
+
+
+def assert_same(values, references):
+    for value, reference in zip(values, references):
+        np.testing.assert_array_equal(value, reference)
+
+
+def test_plain_keras_has_no_room_for_the_step_that_verify_compares_with():
+    split = fitted()
+    x, y = np.repeat(X, 256, axis=0), np.repeat(Y, 256, axis=0)
+    before = state_of(split)
+    with room("/GPU:0", 30 * MIB):  # Enough for two of the five layers, but not for all.
+        with pytest.raises(tf.errors.ResourceExhaustedError) as caught:
+            split.verify(x, y)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "Out of memory while verifying: plain Keras takes this step, without stages."
+    assert lines[1].startswith("To be stored: a tensor of shape [4096,")
+    assert "fewer samples" in lines[-1]
+    assert_same(state_of(split), before)
+    split.verify(X, Y)
+
+
+def test_measuring_a_micro_batch_that_does_not_fit():
+    split = fitted()
+    with (
+        room("/GPU:1", MIB),
+        pytest.raises(
+            tf.errors.ResourceExhaustedError,
+            match=r"measuring stage 1 \(hidden_2 … last\) on /GPU:1",
+        ) as caught,
+    ):
+        split.measure(4096)
+    assert "`num_samples`" in str(caught.value)
+    split.measure(4)
+
+
+def test_profile_undoes_its_steps_on_devices_without_room_for_a_second_value(monkeypatch):
+    split = fitted()
+    before = state_of(split)
+    filling = contextlib.ExitStack()
+    measure = measured_timeline._measure
+
+    def measure_and_fill(*arguments):
+        measured = measure(*arguments)
+        filling.enter_context(room("/GPU:0", SMALL))
+        filling.enter_context(room("/GPU:1", SMALL))
+        return measured
+
+    monkeypatch.setattr(measured_timeline, "_measure", measure_and_fill)
+    with filling:
+        split.profile(X, Y)
+    assert_same(state_of(split), before)
