@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class DeviceMemory:
 
 def memory_of(device: str) -> DeviceMemory | None:
     """The memory of a GPU of this process; `None` for devices where nobody counts."""
-    limit = devices.memory_limit(device)
+    limit = _limit_of(device)
     if limit is None:
         return None
     name = devices.normalize(device)
@@ -108,12 +109,18 @@ def num_bytes_of(value: Any) -> int:
     return int(math.prod(value.shape) * tf.as_dtype(value.dtype).size)
 
 
+@functools.cache
+def _limit_of(device: str) -> int | None:
+    try:
+        return devices.memory_limit(device)
+    except (tf.errors.OpError, RuntimeError):  # GPUs that are divided can be more than it lists.
+        return None
+
+
 def _is_on_gpu(variable: Any) -> bool:
     """Whether a variable is a single one, not one for each replica, on a GPU of this process."""
     is_single = isinstance(variable, tf.Variable) and not hasattr(variable, "values")
-    return (
-        is_single and tf.executing_eagerly() and devices.memory_limit(variable.device) is not None
-    )
+    return is_single and tf.executing_eagerly() and _limit_of(variable.device) is not None
 
 
 def _has_room(variable: tf.Variable) -> bool:

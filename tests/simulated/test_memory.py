@@ -50,14 +50,26 @@ def room(device, *num_bytes):
     """
     gc.collect()
     with tf.device(device):
-        pieces = [(empty(size), empty(KIB)) for size in num_bytes]
-        filling = [piece[1] for piece in pieces]
+        filling, pieces = [], []
+        for size in num_bytes:
+            pieces.append(exactly(size, device, filling))
+            filling.append(empty(KIB))  # Keeps it from the next one.
         filling.append(empty(memory_of(device).free - 64 * MIB))  # Takes the largest free piece.
         while memory_of(device).free > 64 * KIB:
             filling.append(empty(4 * KIB))
     del pieces
     yield
     del filling
+
+
+def exactly(num_bytes, device, filling):
+    """A tensor in a piece of memory of just its size; larger pieces become filling."""
+    while True:
+        used = memory_of(device).used
+        tensor = empty(num_bytes)
+        if memory_of(device).used - used < num_bytes + KIB:
+            return tensor
+        filling.append(tensor)
 
 
 def empty(num_bytes):
