@@ -12,6 +12,7 @@ from keras import layers
 from keras_mgpu import PipelineSplit, restore_checkpoint, save_checkpoint
 from keras_mgpu.model import placing
 from keras_mgpu.profiling import measured_timeline
+from keras_mgpu.system import memory
 from keras_mgpu.system.memory import memory_of
 
 KIB, MIB, WIDTH = 1 << 10, 1 << 20, 256
@@ -257,6 +258,26 @@ def test_from_full_devices_to_devices_that_are_too_small():
             np.testing.assert_array_equal(value, reference)
 
 
+def test_no_value_is_lost_if_a_device_does_not_take_it_back(monkeypatch, caplog):
+    def put(variable, value):
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
+
+    model = make()
+    with room("/GPU:0", 3 * KERNEL + SMALL), room("/GPU:1", 3 * KERNEL + SMALL):
+        split = split_of(model)
+        before = model.get_weights()
+        del split
+        monkeypatch.setattr(memory, "put", put)
+        with pytest.raises(tf.errors.ResourceExhaustedError):
+            PipelineSplit(model, THREE, micro_batches=2, cuts=["hidden_0", "hidden_4"])
+    assert "no room any more for model/hidden_1/kernel: it stays on the host" in caplog.text
+    for value, reference in zip(model.get_weights(), before):
+        np.testing.assert_array_equal(value, reference)
+    split = split_of(model, THREE)
+    split.compile("sgd", "mse")
+    assert_trains(split)
+
+
 # Slots.
 
 
@@ -404,6 +425,24 @@ def test_a_checkpoint_in_host_memory_takes_nothing_on_a_device(tmp_path):
     host_copies.assign({"a": variable}, saved)
     variable.assign_add(tf.ones((WIDTH, WIDTH)))
     assert in_use("/GPU:1") <= used + SMALL
+
+
+def test_a_value_stays_if_the_new_one_finds_no_room(monkeypatch):
+    with tf.device("/GPU:1"):
+        variable = tf.Variable(tf.ones((WIDTH, WIDTH)))
+    put, values = memory.put, []
+
+    def put_second(variable, value):
+        values.append(value)
+        if len(values) == 1:
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
+        put(variable, value)
+
+    monkeypatch.setattr(memory, "put", put_second)
+    with room("/GPU:1", SMALL), pytest.raises(tf.errors.ResourceExhaustedError):
+        memory.overwrite(variable, tf.zeros((WIDTH, WIDTH)))
+    assert len(values) == 2
+    np.testing.assert_array_equal(variable, np.ones((WIDTH, WIDTH)))
 
 
 # What runs beside training.
