@@ -30,8 +30,7 @@ def to_host(variables: Variables) -> dict[str, tf.Tensor]:
         by_device.setdefault(device_of(variable), []).append(key)
 
     def copy(keys: Sequence[str]) -> dict[str, tf.Tensor]:
-        with tf.device("/CPU:0"):
-            return {key: tf.identity(memory.read(value_of(variables[key]))) for key in keys}
+        return {key: memory.to_host(value_of(variables[key])) for key in keys}
 
     if len(by_device) < 2:
         copies = [copy(keys) for keys in by_device.values()]

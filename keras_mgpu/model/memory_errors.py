@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from keras_mgpu.blueprint.partition import readable_bytes
 from keras_mgpu.system import devices
 from keras_mgpu.system.memory import DeviceMemory, is_out_of_memory, memory_of
 
+# How TensorFlow says what it had no memory for.
+_ALLOCATION = re.compile(r"allocating tensor with shape(\[[^\]]*\]) and type (\w+) on (\S+)")
 SMALLER_STAGES = (
     "one more device, so that stages get smaller; or `cuts` that give this stage fewer layers"
 )
@@ -121,6 +124,42 @@ def naming(demand: Demand, item: Item, memory: DeviceMemory | None) -> Iterator[
         if is_out_of_memory(error):
             raise demand.error(memory, item) from error
         raise
+
+
+@contextlib.contextmanager
+def running(task: str, helps: str) -> Iterator[None]:
+    """Errors say what was being done if a device runs out of memory inside.
+
+    For what runs beside training, and takes memory only while it runs.
+
+    Args:
+        task: What is done, such as `"measuring stage 1 (dense) on /GPU:1"`.
+        helps: What helps.
+    """
+    try:
+        yield
+    except OutOfMemoryError:
+        raise  # It knows better.
+    except tf.errors.OpError as error:
+        if not is_out_of_memory(error):
+            raise
+        lines = [f"Out of memory while {task}.", *_allocation(error), f"What helps: {helps}."]
+        raise OutOfMemoryError(None, None, "\n".join(lines)) from error
+
+
+def _allocation(error: tf.errors.OpError) -> list[str]:
+    """What TensorFlow says about an allocation that failed, as lines of a message."""
+    found = _ALLOCATION.search(f"{error}")
+    if found is None:
+        return []
+    shape, dtype, name = found.groups()
+    device = devices.normalize(name)
+    memory = memory_of(device)
+    lines = [f"To be stored: a tensor of shape {shape} and type {dtype} on {device}."]
+    if memory is not None:
+        used, limit = readable_bytes(memory.used), readable_bytes(memory.limit)
+        lines.append(f"In use there before and after: {used} of {limit}.")
+    return lines
 
 
 def _shortage(demands: Sequence[Demand]) -> OutOfMemoryError | None:

@@ -80,8 +80,7 @@ class Stage:
     def name(self) -> str:
         """Such as `"stage 1 (dense … dense_3)"`."""
         names = [call.name for call in self.calls if not call.is_entry]
-        layers = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
-        return f"stage {self.index} ({layers})"
+        return f"stage {self.index} ({' … '.join(dict.fromkeys((*names[:1], *names[-1:])))})"
 
     def __str__(self) -> str:
         return f"{self.name} on {self.device}"

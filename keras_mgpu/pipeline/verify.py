@@ -14,15 +14,18 @@ from keras import tree
 from keras_mgpu.internals.identity import IdentityMap
 from keras_mgpu.internals.keras_state import AssignmentScope
 from keras_mgpu.model.layer_calls import Value
+from keras_mgpu.model.memory_errors import running
 from keras_mgpu.pipeline import micro_batches
 from keras_mgpu.pipeline.loss.compiled_loss import CompiledLoss
 from keras_mgpu.pipeline.loss.loss_head import merge_masked
 from keras_mgpu.pipeline.loss.loss_terms import ONE
 from keras_mgpu.pipeline.micro_batches import Batch, Number, as_tensor
 from keras_mgpu.pipeline.pipeline import Pipeline
+from keras_mgpu.pipeline.stage import stage_errors
 from keras_mgpu.pipeline.stage.gradients import Gradient
 from keras_mgpu.pipeline.stage.stage_function import LossCall
 
+FEWER_SAMPLES = "a batch of fewer samples, which shows the same"
 COLUMNS = ("on the whole batch", "on the same micro-batches")
 
 
@@ -179,13 +182,17 @@ class Verifier:
         data = [_to_tensors(value) for value in (x, y, sample_weight)]
         variables = [variable for metric in metrics for variable in metric.variables]
         before = [variable.numpy() for variable in variables]
-        split = self._split_step(data, scale)
-        for variable, value in zip(variables, before):
-            variable.assign(value)
-        batch = self._pipeline.split_batch("train", *data)
-        whole = in_parts = self._whole_step(batch)
-        if batch.sizes.num_micro_batches > 1:
-            in_parts = self._step_in_parts(batch)
+        try:
+            with stage_errors.in_step(self._pipeline.stages):
+                split = self._split_step(data, scale)
+        finally:
+            for variable, value in zip(variables, before):
+                variable.assign(value)
+        with running("verifying: plain Keras takes this step, without stages", FEWER_SAMPLES):
+            batch = self._pipeline.split_batch("train", *data)
+            whole = in_parts = self._whole_step(batch)
+            if batch.sizes.num_micro_batches > 1:
+                in_parts = self._step_in_parts(batch)
         return VerifyReport(self._compare(split, whole), self._compare(split, in_parts))
 
     def _split_step(self, data: Sequence[Value], scale: Number) -> LossAndGradients:

@@ -18,10 +18,11 @@ from typing import Any
 
 from keras_mgpu.blueprint.schedule import Op, Schedule, piece_in
 from keras_mgpu.blueprint.timeline import Costs, Span, Timeline, replay
-from keras_mgpu.internals.keras_variables import global_seed_state
+from keras_mgpu.internals.keras_variables import global_seed_state, value_of
 from keras_mgpu.profiling.short_stages import warn_of_short_stages
 from keras_mgpu.profiling.trace import Kernel, calls_in, kernels_in
 from keras_mgpu.profiling.trace_recorder import TraceRecorder
+from keras_mgpu.system import memory
 
 # The call of a stage, in the scope of its op. The loss of a micro-batch is another call in a scope
 # below, and may overlap the next micro-batch.
@@ -170,7 +171,8 @@ def profile_step(split: Any, x: Any, y: Any, sample_weight: Any) -> MeasuredStep
     kept: list[tuple[Any, Any]] = []
     try:
         split.make_train_function()
-        kept = [(variable, variable.numpy()) for variable in _variables_of(split)]
+        values = [value_of(variable) for variable in _variables_of(split)]
+        kept = [(value, memory.to_host(value)) for value in values]
         split.train_on_batch(x, y, sample_weight)  # Builds the function if that is not done yet.
         for _ in range(_MAX_TRIES - 1):
             with contextlib.suppress(MissedOpsError):
@@ -179,7 +181,7 @@ def profile_step(split: Any, x: Any, y: Any, sample_weight: Any) -> MeasuredStep
     finally:
         split.reset_metrics()
         for variable, value in kept:
-            variable.assign(value)
+            memory.overwrite(variable, value)
 
 
 def _variables_of(split: Any) -> list[Any]:

@@ -277,7 +277,6 @@ def describe() -> list[DeviceInfo]:
     return found
 
 
-@functools.cache
 def memory_limit(device: str) -> int | None:
     """Returns the memory that TensorFlow may use on a GPU of this process.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class DeviceMemory:
 
 def memory_of(device: str) -> DeviceMemory | None:
     """The memory of a GPU of this process; `None` for devices where nobody counts."""
-    limit = devices.memory_limit(device)
+    limit = _limit_of(device)
     if limit is None:
         return None
     name = devices.normalize(device)
@@ -59,6 +60,12 @@ def read(variable: tf.Variable) -> tf.Tensor:
     return variable.read_value()
 
 
+def to_host(variable: tf.Variable) -> tf.Tensor:
+    """The value of a variable in host memory. It stays what it is if the variable changes."""
+    with tf.device(HOST):
+        return tf.identity(read(variable))
+
+
 def overwrite(variable: tf.Variable, value: tf.Tensor) -> None:
     """Assigns a tensor in host memory, also where a device has no room for a second value.
 
@@ -78,8 +85,7 @@ def overwrite(variable: tf.Variable, value: tf.Tensor) -> None:
 
 def take(variable: tf.Variable) -> tf.Tensor:
     """Takes a variable's value from its device into host memory; `put` gives it back."""
-    with tf.device(HOST):
-        value = tf.identity(read(variable))
+    value = to_host(variable)
     _assign(variable, tf.zeros([0], variable.dtype))
     return value
 
@@ -103,12 +109,18 @@ def num_bytes_of(value: Any) -> int:
     return int(math.prod(value.shape) * tf.as_dtype(value.dtype).size)
 
 
+@functools.cache
+def _limit_of(device: str) -> int | None:
+    try:
+        return devices.memory_limit(device)
+    except (tf.errors.OpError, RuntimeError):  # GPUs that are divided can be more than it lists.
+        return None
+
+
 def _is_on_gpu(variable: Any) -> bool:
     """Whether a variable is a single one, not one for each replica, on a GPU of this process."""
     is_single = isinstance(variable, tf.Variable) and not hasattr(variable, "values")
-    return (
-        is_single and tf.executing_eagerly() and devices.memory_limit(variable.device) is not None
-    )
+    return is_single and tf.executing_eagerly() and _limit_of(variable.device) is not None
 
 
 def _has_room(variable: tf.Variable) -> bool:

@@ -54,6 +54,19 @@ def test_values_in_host_memory_and_back():
     assert host_copies.device_of(variables["a"]).endswith(NAMES[0])
 
 
+def test_a_device_without_room_for_a_value(monkeypatch):
+    def overwrite(variable, value):
+        raise tf.errors.InternalError(None, None, "Dst tensor is not initialized.")
+
+    variable = keras.Variable([1.0, 2.0])
+    monkeypatch.setattr(host_copies.memory, "overwrite", overwrite)
+    with pytest.raises(tf.errors.ResourceExhaustedError) as caught:
+        host_copies.assign({"model/dense/kernel": variable}, {"model/dense/kernel": tf.zeros(2)})
+    message = str(caught.value)
+    assert message.startswith("Out of memory while restoring model/dense/kernel on /")
+    assert "To be stored: 8 B in 1 variable." in message
+
+
 def test_copies_of_replicas():
     variable = keras.Variable([1.0])
     saved = host_copies.copies_to_host({"x": variable}, worker=0)

@@ -92,14 +92,14 @@ def test_a_second_optimizer_that_a_model_keeps():
         lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(momentum=0.9)),
     ],
 )
-def test_an_optimizer_that_could_not_be_built_is_as_it_was(optimizer, tmp_path):
+def test_an_optimizer_that_could_not_be_built_is_as_it_was(optimizer, devices, tmp_path):
     weights = [keras.Variable(np.ones(2, "float32"))]
     found, expected = optimizer(), optimizer()
     before = set(vars(found))
 
     def build_in_vain():
         with keras_optimizers.as_before_on_error(found):
-            keras_optimizers.build_on("/CPU:1", found, weights)
+            keras_optimizers.build_on(devices[1], found, weights)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -118,9 +118,11 @@ def test_an_optimizer_that_could_not_be_built_is_as_it_was(optimizer, tmp_path):
     assert saved[0] == saved[1]
 
 
-def test_slots_are_built_on_one_device_wherever_variables_are():
-    with tf.device("/CPU:2"):
+def test_slots_are_built_on_one_device_wherever_variables_are(devices):
+    with tf.device(devices[2]):
         weight = keras.Variable(np.ones(2, "float32"))
     optimizer = keras.optimizers.Adam()
-    keras_optimizers.build_on("/CPU:1", optimizer, [weight])
-    assert {slot.value.device[-5:] for _, slot in keras_optimizers.slots_of(optimizer)} == {"CPU:1"}
+    keras_optimizers.build_on(devices[1], optimizer, [weight])
+    assert {f"/{slot.value.device[-5:]}" for _, slot in keras_optimizers.slots_of(optimizer)} == {
+        devices[1]
+    }

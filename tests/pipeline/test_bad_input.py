@@ -90,6 +90,7 @@ BAD = {
         ValueError,
         r"No such device: /GPU:7\. Available devices: /CPU:0.*logical_devices\(n\)",
     ),
+    "a name that Keras does not take": ({"name": "a/b"}, ValueError, "`name`.*a/b"),
     "no GPU to choose": ({"devices": None}, ValueError, r"no GPU.*logical_devices"),
 }
 

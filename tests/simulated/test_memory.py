@@ -11,6 +11,8 @@ from keras import layers
 
 from keras_mgpu import PipelineSplit, restore_checkpoint, save_checkpoint
 from keras_mgpu.model import placing
+from keras_mgpu.profiling import measured_timeline
+from keras_mgpu.system import memory
 from keras_mgpu.system.memory import memory_of
 
 KIB, MIB, WIDTH = 1 << 10, 1 << 20, 256
@@ -49,14 +51,26 @@ def room(device, *num_bytes):
     """
     gc.collect()
     with tf.device(device):
-        pieces = [(empty(size), empty(KIB)) for size in num_bytes]
-        filling = [piece[1] for piece in pieces]
-        filling.append(empty(memory_of(device).free - 8 * MIB))  # Takes the largest free piece.
+        filling, pieces = [], []
+        for size in num_bytes:
+            pieces.append(exactly(size, device, filling))
+            filling.append(empty(KIB))  # Keeps it from the next one.
+        filling.append(empty(memory_of(device).free - 64 * MIB))  # Takes the largest free piece.
         while memory_of(device).free > 64 * KIB:
             filling.append(empty(4 * KIB))
     del pieces
     yield
     del filling
+
+
+def exactly(num_bytes, device, filling):
+    """A tensor in a piece of memory of just its size; larger pieces become filling."""
+    while True:
+        used = memory_of(device).used
+        tensor = empty(num_bytes)
+        if memory_of(device).used - used < num_bytes + KIB:
+            return tensor
+        filling.append(tensor)
 
 
 def empty(num_bytes):
@@ -244,6 +258,26 @@ def test_from_full_devices_to_devices_that_are_too_small():
             np.testing.assert_array_equal(value, reference)
 
 
+def test_no_value_is_lost_if_a_device_does_not_take_it_back(monkeypatch, caplog):
+    def put(variable, value):
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
+
+    model = make()
+    with room("/GPU:0", 3 * KERNEL + SMALL), room("/GPU:1", 3 * KERNEL + SMALL):
+        split = split_of(model)
+        before = model.get_weights()
+        del split
+        monkeypatch.setattr(memory, "put", put)
+        with pytest.raises(tf.errors.ResourceExhaustedError):
+            PipelineSplit(model, THREE, micro_batches=2, cuts=["hidden_0", "hidden_4"])
+    assert "no room any more for model/hidden_1/kernel: it stays on the host" in caplog.text
+    for value, reference in zip(model.get_weights(), before):
+        np.testing.assert_array_equal(value, reference)
+    split = split_of(model, THREE)
+    split.compile("sgd", "mse")
+    assert_trains(split)
+
+
 # Slots.
 
 
@@ -391,3 +425,87 @@ def test_a_checkpoint_in_host_memory_takes_nothing_on_a_device(tmp_path):
     host_copies.assign({"a": variable}, saved)
     variable.assign_add(tf.ones((WIDTH, WIDTH)))
     assert in_use("/GPU:1") <= used + SMALL
+
+
+def test_a_value_stays_if_the_new_one_finds_no_room(monkeypatch):
+    with tf.device("/GPU:1"):
+        variable = tf.Variable(tf.ones((WIDTH, WIDTH)))
+    put, values = memory.put, []
+
+    def put_second(variable, value):
+        values.append(value)
+        if len(values) == 1:
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
+        put(variable, value)
+
+    monkeypatch.setattr(memory, "put", put_second)
+    with room("/GPU:1", SMALL), pytest.raises(tf.errors.ResourceExhaustedError):
+        memory.overwrite(variable, tf.zeros((WIDTH, WIDTH)))
+    assert len(values) == 2
+    np.testing.assert_array_equal(variable, np.ones((WIDTH, WIDTH)))
+
+
+# What runs beside training.
+
+
+def fitted():
+    split = split_of(make())
+    split.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    split.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+    return split
+
+
+def state_of(split):
+    return [v.numpy() for v in (*split.model.variables, *split.optimizer.variables)]
+
+
+def assert_same(values, references):
+    for value, reference in zip(values, references):
+        np.testing.assert_array_equal(value, reference)
+
+
+def test_plain_keras_has_no_room_for_the_step_that_verify_compares_with():
+    split = fitted()
+    x, y = np.repeat(X, 256, axis=0), np.repeat(Y, 256, axis=0)
+    before = state_of(split)
+    with room("/GPU:0", 30 * MIB):  # Enough for two of the five layers, but not for all.
+        with pytest.raises(tf.errors.ResourceExhaustedError) as caught:
+            split.verify(x, y)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "Out of memory while verifying: plain Keras takes this step, without stages."
+    assert lines[1].startswith("To be stored: a tensor of shape [4096,")
+    assert "fewer samples" in lines[-1]
+    assert_same(state_of(split), before)
+    split.verify(X, Y)
+
+
+def test_measuring_a_micro_batch_that_does_not_fit():
+    split = fitted()
+    with (
+        room("/GPU:1", MIB),
+        pytest.raises(
+            tf.errors.ResourceExhaustedError,
+            match=r"measuring stage 1 \(hidden_2 … last\) on /GPU:1",
+        ) as caught,
+    ):
+        split.measure(4096)
+    assert "`num_samples`" in str(caught.value)
+    split.measure(4)
+
+
+def test_profile_undoes_its_steps_on_devices_without_room_for_a_second_value(monkeypatch):
+    split = fitted()
+    before = state_of(split)
+    filling = contextlib.ExitStack()
+    measure = measured_timeline._measure
+
+    def measure_and_fill(*arguments):
+        measured = measure(*arguments)
+        filling.enter_context(room("/GPU:0", SMALL))
+        filling.enter_context(room("/GPU:1", SMALL))
+        return measured
+
+    monkeypatch.setattr(measured_timeline, "_measure", measure_and_fill)
+    with filling:
+        split.profile(X, Y)
+    assert_same(state_of(split), before)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
+from keras_mgpu.model.memory_errors import running
 from keras_mgpu.pipeline.stage.piece_function import PieceCall
 from keras_mgpu.pipeline.stage.stage_program import StageProgram
 from keras_mgpu.pipeline.stage.xla import zeros_like_spec
@@ -89,7 +90,8 @@ def measure(program: StageProgram, num_samples: int, num_rounds: int) -> StageMe
         results, seconds[name] = _timed(function, feeds, graph.stage.device, num_rounds)
         return results
 
-    values = run_each(program, lambda tensor: zeros_like_spec(tensor, num_samples), run)
+    with running(f"measuring {graph.stage}", "a smaller `num_samples`"):
+        values = run_each(program, lambda tensor: zeros_like_spec(tensor, num_samples), run)
     shared = {tensor.ref() for tensor in (*graph.given, *graph.handed_in.values())}
 
     def num_bytes(tensors: Sequence[tf.Tensor]) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_mgpu.model.memory_errors import SMALLER_STAGES, OutOfMemoryError, running
 from keras_mgpu.model.stages import Stage
 from keras_mgpu.pipeline.stage.graph_cut import GraphOps, Piece
 from keras_mgpu.pipeline.stage.piece_function import Called, PieceMaker
@@ -27,6 +28,7 @@ NAMES_OP = (
     r"\{\{(?:function_node|node) \S*?(\w+)\}\}",
     r"\[Op:(\w+)\]",
 )
+SMALLER_MICRO_BATCHES = f"a smaller batch; more `micro_batches`; {SMALLER_STAGES}"
 OTHER_SIZE = 2  # Stands for every size that is not known before the step runs.
 
 
@@ -60,10 +62,20 @@ class StageCompiler:
         return function if self.is_on else make(False)
 
     def try_out(self, run: Callable[[], Any]) -> None:
-        """Runs something compiled, outside of any graph; switches off what does not work."""
+        """Runs something compiled, outside of any graph; switches off what does not work.
+
+        Raises:
+            OutOfMemoryError: If the device has no room for it.
+        """
         try:
-            with tf.init_scope(), tf.device(self._stage.device):
+            with (
+                running(f"trying {self._stage} with XLA", SMALLER_MICRO_BATCHES),
+                tf.init_scope(),
+                tf.device(self._stage.device),
+            ):
                 run()
+        except OutOfMemoryError:
+            raise  # That does not depend on XLA.
         except (tf.errors.OpError, ValueError, TypeError, NotImplementedError) as error:
             self.is_on = False
             logger.warning("%s runs without XLA, which cannot compile %s.", self._stage, _op(error))

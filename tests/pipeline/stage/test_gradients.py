@@ -66,9 +66,9 @@ def test_sums_in_place_begin_anew_with_each_step():
     assert other not in sums.read([])
 
 
-def test_sums_without_room_say_so_and_hold_nothing(monkeypatch):
+def test_sums_without_room_say_so_and_hold_nothing(monkeypatch, devices):
     large, small = keras.Variable(np.zeros((64, 64))), keras.Variable(np.zeros(2))
-    sums, filled = GradientVariables("/CPU:1", "stage 1 (dense)"), []
+    sums, filled = GradientVariables(devices[1], "stage 1 (dense)"), []
     zeros = tf.zeros
 
     def zeros_until_full(shape, dtype):
@@ -84,7 +84,7 @@ def test_sums_without_room_say_so_and_hold_nothing(monkeypatch):
     with pytest.raises(tf.errors.ResourceExhaustedError) as caught:
         sums.take_memory()
     message = str(caught.value)
-    assert "the sums of the gradients of stage 1 (dense) on /CPU:1." in message
+    assert f"the sums of the gradients of stage 1 (dense) on {devices[1]}." in message
     assert "To be stored: 16.0 KiB in 2 variables. No room for variable" in message
     assert filled == [(2,), [0], [0]]  # The small one first; then none of them has any memory.
     monkeypatch.undo()

@@ -2,6 +2,7 @@
 
 import logging
 
+import pytest
 import tensorflow as tf
 
 from keras_mgpu.model.stages import Stage
@@ -51,3 +52,13 @@ def test_a_function_that_does_not_compile_runs_without_and_is_logged_once(caplog
     assert caplog.messages == [
         "stage 1 (words) on /CPU:0 runs without XLA, which cannot compile the op AsString."
     ]
+
+
+def test_a_device_without_memory_is_not_taken_for_an_op_that_does_not_compile():
+    def run():
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
+
+    stage = compiler()
+    with pytest.raises(tf.errors.ResourceExhaustedError, match=r"trying stage 1 \(words\) on /CPU"):
+        stage.try_out(run)
+    assert stage.is_on
