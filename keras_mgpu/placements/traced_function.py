@@ -45,11 +45,18 @@ class TracedFunction:
 
     def num_bytes(self, tensor: str) -> int | None:
         """The bytes of a tensor; `None` if it was not traced, or its shape is not known."""
-        for graph in self._graphs:
-            found = self._find(graph, tensor, functions_in(graph))
-            if found is not None and found.shape.rank is not None:
-                return num_bytes_of(found, self.num_samples)
-        return None
+        traced = [self._find(graph, tensor, functions_in(graph)) for graph in self._graphs]
+        found = [each for each in traced if each is not None and each.shape.rank is not None]
+        if not found:
+            return None
+        # Of traces for other numbers of samples, the one that was run, or one for any number.
+        fits = min(found, key=self._distance)
+        return num_bytes_of(fits, self.num_samples)
+
+    def _distance(self, tensor: tf.Tensor) -> int:
+        """How far the trace of a tensor is from the number of samples; smallest where it fits."""
+        size = tensor.shape[0] if tensor.shape.rank else None
+        return {self.num_samples: 0, None: 1}.get(size, 2)
 
     def nodes(self) -> Iterator[Any]:
         """The node of every op, including those of called functions."""

@@ -122,7 +122,8 @@ def test_copies_of_a_transformer(devices):
         if "CPU:0" not in pair:
             assert reported == counted, (pair, field)
         elif field == "num_tensors":
-            assert abs(reported - counted) <= 16, pair
+            # Of each micro-batch, five numbers that TensorFlow computes once and for all.
+            assert abs(reported - counted) <= 5 * 4, pair
 
 
 def test_copies_of_a_model_that_is_not_split(devices):

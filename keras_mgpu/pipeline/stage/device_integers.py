@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_mgpu.internals.tf_functions import CALLS
@@ -144,7 +145,11 @@ class Conversions:
         dtype = _disguise_for(op)
         for place in _places(op, op.op_def.input_arg):
             name, source = f"{node.name}/input_{place}", node.input[place]
-            node.input[place] = self.convert(name, source, tf.int32, dtype)
+            constant = tf.get_static_value(op.inputs[place])
+            if constant is None:
+                node.input[place] = self.convert(name, source, tf.int32, dtype)
+            else:
+                node.input[place] = self._write_constant(name, constant, dtype)
         node.attr[TYPE].type = dtype.as_datatype_enum
         outputs, names = {}, _names(op, op.op_def.output_arg)
         for place in _places(op, op.op_def.output_arg):
@@ -152,6 +157,15 @@ class Conversions:
             source = f"{node.name}:{name}:{place - [each for each, _ in names].index(name)}"
             outputs[place] = self.convert(f"{node.name}/output_{place}", source, dtype, tf.int32)
         return outputs
+
+    def _write_constant(self, name: str, value: np.ndarray, dtype: tf.DType) -> str:
+        """Writes a constant under another type: on the device from the start."""
+        is_wide = dtype == WIDE
+        value = value.astype("int64") if is_wide else value.view(dtype.as_numpy_dtype)
+        node = self._definition.node_def.add(name=name, op="Const", device=self._device)
+        node.attr["dtype"].type = dtype.as_datatype_enum
+        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
+        return f"{name}:output:0"
 
 
 def _disguise_for(op: tf.Operation) -> tf.DType:
