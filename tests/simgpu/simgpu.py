@@ -9,16 +9,22 @@
     simgpu.brief()
 
 A plug-in gives TensorFlow devices of type GPU that have memory, streams and events of their own.
-Their kernels are TensorFlow's CPU kernels. `docs/simulator.md` says what that proves.
+Their kernels are TensorFlow's CPU kernels. They take as long as on a GPU if asked to:
+
+    simgpu.set_cost("A100", time_scale=100)
+
+`docs/simulator.md` says what all this proves.
 """
 
 import contextlib
 import ctypes
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import build
+import costs
 
 KERNELS = Path(__file__).parent / "kernels.pb"
 _plugin = None
@@ -45,12 +51,17 @@ def load(num_devices=4, memory_mb=2048):
     _plugin = ctypes.CDLL(path)
     _plugin.simgpu_stats.restype = ctypes.c_size_t
     _plugin.simgpu_stats.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+    _plugin.simgpu_records.restype = ctypes.c_size_t
+    _plugin.simgpu_records.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
     _plugin.simgpu_set_memory_limit.restype = ctypes.c_int64
     _plugin.simgpu_set_memory_limit.argtypes = [ctypes.c_int, ctypes.c_int64]
+    _plugin.simgpu_slow_down.restype = ctypes.c_double
+    _plugin.simgpu_slow_down.argtypes = [ctypes.c_int, ctypes.c_double]
+    _plugin.simgpu_set_cost(costs.as_struct(costs.from_environment()))
 
 
 def reset():
-    """Sets all counters to zero."""
+    """Sets all counters to zero, and forgets the kernels and copies until now."""
     _plugin.simgpu_reset()
 
 
@@ -66,6 +77,8 @@ def stats():
           bytes of one copy to the number of such copies.
         - `d2d`: the same for copies to other devices, by their index.
         - `kernels`: for each type of op, how many were launched and their simulated microseconds.
+        - `launches`: kernels without those that have nothing to do on a device: ops on shapes, or
+          with all arguments in host memory.
         - `host_syncs`, `events`: how often the host waited, and how many events were recorded.
         - `misplaced`: inputs of kernels that lay in the wrong memory.
     """
@@ -109,6 +122,103 @@ def memory_limit(device_index, num_bytes):
         yield
     finally:
         _plugin.simgpu_set_memory_limit(device_index, before)
+
+
+def set_cost(gpu=None, **numbers):
+    """Has kernels and copies take time from now on, or none if nothing is given.
+
+    Args:
+        gpu: Name of a GPU in `costs.GPUS`. Defaults to one that takes no time.
+        numbers: Fields of `costs.Cost` to replace, such as `launch=0.01` or `time_scale=100`.
+    """
+    _plugin.simgpu_set_cost(costs.as_struct(costs.cost_of(gpu, **numbers)))
+
+
+@contextlib.contextmanager
+def slow_down(device_index, factor):
+    """Has the kernels of one device take longer than those of the others, by a factor."""
+    before = _plugin.simgpu_slow_down(device_index, factor)
+    try:
+        yield
+    finally:
+        _plugin.simgpu_slow_down(device_index, before)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel that ran on a device.
+
+    Attributes:
+        device: Index of the device.
+        stream: Number of its stream.
+        enqueued: When the host asked for it, in seconds of `time.monotonic()`.
+        begin: Simulated time when it began, likewise.
+        end: When it ended.
+        name: Name of the node in its graph.
+        op: Type of the op, such as `"MatMul"`.
+    """
+
+    device: int
+    stream: int
+    enqueued: float
+    begin: float
+    end: float
+    name: str
+    op: str
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy of memory.
+
+    Attributes:
+        device: Index of the device whose stream it is on.
+        stream: Number of the stream, or 0 if the host waited for it.
+        enqueued: When the host asked for it, in seconds of `time.monotonic()`.
+        begin: Simulated time when it began, likewise.
+        end: When it ended.
+        source: Index of the device that the bytes come from, or `None` for the host.
+        target: Likewise for where they go.
+        num_bytes: How many.
+    """
+
+    device: int
+    stream: int
+    enqueued: float
+    begin: float
+    end: float
+    source: int | None
+    target: int | None
+    num_bytes: int
+
+
+def kernels():
+    """The latest kernels since the last `reset`, as a list of `Kernel`, in order of launches."""
+    return [Kernel(*_in_seconds(each)) for each in _records() if isinstance(each[5], str)]
+
+
+def copies():
+    """The latest copies since the last `reset`, as a list of `Copy`, in order of their calls."""
+    found = []
+    for record in _records():
+        if not isinstance(record[5], str):
+            *start, source, target, num_bytes = _in_seconds(record)
+            found.append(Copy(*start, _device(source), _device(target), num_bytes))
+    return found
+
+
+def _records():
+    """At most 131072 kernels and copies together."""
+    return json.loads(_text(_plugin.simgpu_records))
+
+
+def _in_seconds(record):
+    device, stream, *times = record[:5]
+    return device, stream, *(time * 1e-9 for time in times), *record[5:]
+
+
+def _device(index):
+    return None if index < 0 else index
 
 
 def _text(function):

@@ -37,7 +37,6 @@ LEFT_OUT = {
     "placements/test_analysis.py": LOGICAL,
     "placements/test_executed_graph.py": LOGICAL,
     "[no GPU to choose]": "there are GPUs to choose",
-    "test_a_profiled_call_can_be_read": "only the device knows what it ran",
     "leave_their_device[scaled]": "Keras decides on the host whether to apply scaled gradients, "
     "with ops whose sizes no graph has",
     "one worker]": ONE_WORKER,

@@ -10,6 +10,7 @@
 #include <sstream>
 #include <string>
 #include <utility>
+#include <vector>
 
 // Eigen first: TensorFlow's headers do not include all that they use.
 #include "unsupported/Eigen/CXX11/Tensor"
@@ -23,6 +24,7 @@
 #include "tensorflow/core/framework/kernel_def.pb.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/types.h"
+#include "work.h"
 
 namespace simgpu {
 namespace {
@@ -130,8 +132,10 @@ SP_Stream StreamOf(OpKernelContext* context) {
 
 // Counts inputs that are not where TensorFlow was told to put them. On a real GPU they would crash
 // the kernel, or be garbage.
-void CountMisplaced(OpKernelContext* context, const OpKernel& kernel, Device& device) {
-  const Machine& machine = TheMachine();
+void CountMisplaced(OpKernelContext* context, const OpKernel& kernel) {
+  Machine& machine = TheMachine();
+  Guard guard(machine.lock);
+  Device& device = *StreamOf(context)->device;
   for (int i = 0; i < context->num_inputs(); ++i) {
     if (!context->has_input(i) || context->input_is_ref(i)) continue;
     const tensorflow::Tensor& input = context->input(i);
@@ -146,51 +150,130 @@ void CountMisplaced(OpKernelContext* context, const OpKernel& kernel, Device& de
   }
 }
 
-void Launch(OpKernelContext* context, const OpKernel& kernel) {
-  SP_Stream stream = StreamOf(context);
-  Guard guard(TheMachine().lock);
-  ++stream->device->counters.kernels[kernel.type_string()].num_kernels;
-  CountMisplaced(context, kernel, *stream->device);
-}
+// What a kernel does to the time of its device.
+class Launcher {
+ public:
+  explicit Launcher(OpKernelConstruction* construction, const OpKernel& kernel)
+      : name_(new KernelName{kernel.name(), kernel.type_string()}) {
+    const auto& attributes = construction->def().attr();
+    facts_.type = kernel.type_string();
+    for (const char* name : {"transpose_a", "adj_x"}) {
+      facts_.transposes_first |= attributes.count(name) > 0 && attributes.at(name).b();
+    }
+    if (attributes.count("equation") > 0) facts_.equation = attributes.at("equation").s();
+    bool uses_device = false;
+    for (int i = 0; i < kernel.num_inputs(); ++i) {
+      uses_device |= kernel.input_memory_types()[i] == tensorflow::DEVICE_MEMORY;
+      facts_.num_variables += kernel.input_type(i) == tensorflow::DT_RESOURCE;
+    }
+    for (int i = 0; i < kernel.num_outputs(); ++i) {
+      uses_device |= kernel.output_memory_types()[i] == tensorflow::DEVICE_MEMORY;
+    }
+    launches_ = uses_device && Launches(facts_.type);
+  }
+
+  // After the kernel has computed, as the shapes of its outputs are part of its cost.
+  void Launched(OpKernelContext* context, const OpKernel& kernel, Nanos asked) const {
+    SP_Stream stream = StreamOf(context);
+    Machine& machine = TheMachine();
+    Work work;
+    if (launches_ && machine.takes_time) work = WorkOf(facts_, Inputs(context, kernel), Outputs(context, kernel));
+    Guard guard(machine.lock);
+    Device& device = *stream->device;
+    KernelCount& count = device.counters.kernels[facts_.type];
+    ++count.num_kernels;
+    if (!launches_) return;
+    ++device.counters.launches;
+    const Nanos duration = static_cast<Nanos>(machine.cost.OfKernel(work) * device.slowdown);
+    count.busy += duration;
+    const Span span = Occupy(stream, asked, duration);
+    machine.records.Add(Record{.device = device.index,
+                               .stream = stream->number,
+                               .name = name_,
+                               .enqueued = asked,
+                               .begin = span.begin,
+                               .end = span.end});
+  }
+
+ private:
+  static Argument InDeviceMemory(const tensorflow::Tensor& tensor) {
+    Argument argument;
+    for (int axis = 0; axis < tensor.dims(); ++axis) argument.shape.push_back(tensor.dim_size(axis));
+    argument.item_size = tensorflow::DataTypeSize(tensor.dtype());
+    return argument;
+  }
+
+  static std::vector<Argument> Inputs(OpKernelContext* context, const OpKernel& kernel) {
+    std::vector<Argument> found(context->num_inputs());
+    for (int i = 0; i < context->num_inputs(); ++i) {
+      const bool is_there = context->has_input(i) && !context->input_is_ref(i);
+      if (is_there && kernel.input_memory_types()[i] == tensorflow::DEVICE_MEMORY) {
+        found[i] = InDeviceMemory(context->input(i));
+      }
+    }
+    return found;
+  }
+
+  static std::vector<Argument> Outputs(OpKernelContext* context, const OpKernel& kernel) {
+    std::vector<Argument> found(context->num_outputs());
+    for (int i = 0; i < context->num_outputs(); ++i) {
+      const tensorflow::Tensor* output = context->mutable_output(i);
+      if (output != nullptr && kernel.output_memory_types()[i] == tensorflow::DEVICE_MEMORY) {
+        found[i] = InDeviceMemory(*output);
+      }
+    }
+    return found;
+  }
+
+  OpFacts facts_;
+  std::shared_ptr<const KernelName> name_;
+  bool launches_ = false;
+};
 
 class Kernel : public OpKernel {
  public:
   Kernel(OpKernelConstruction* construction, CpuKernel cpu)
-      : OpKernel(construction), cpu_(std::move(cpu)) {
+      : OpKernel(construction), cpu_(std::move(cpu)), launcher_(construction, *this) {
     cpu_.TakeMemoryTypesOf(*this);
   }
 
   void Compute(OpKernelContext* context) override {
-    Launch(context, *this);
+    const Nanos asked = Now();
+    CountMisplaced(context, *this);
     CpuCall call(context, cpu_);
     cpu_.kernel->Compute(call.context());
     call.GiveResultsTo(context);
+    launcher_.Launched(context, *this, asked);
   }
 
   bool IsExpensive() override { return false; }  // As on a GPU, where this is a launch.
 
  private:
   CpuKernel cpu_;
+  Launcher launcher_;
 };
 
 class AsyncKernel : public AsyncOpKernel {
  public:
   AsyncKernel(OpKernelConstruction* construction, CpuKernel cpu)
-      : AsyncOpKernel(construction), cpu_(std::move(cpu)) {
+      : AsyncOpKernel(construction), cpu_(std::move(cpu)), launcher_(construction, *this) {
     cpu_.TakeMemoryTypesOf(*this);
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    Launch(context, *this);
+    const Nanos asked = Now();
+    CountMisplaced(context, *this);
     auto call = std::make_shared<CpuCall>(context, cpu_);
-    cpu_.kernel->AsAsync()->ComputeAsync(call->context(), [call, context, done] {
+    cpu_.kernel->AsAsync()->ComputeAsync(call->context(), [this, call, context, asked, done] {
       call->GiveResultsTo(context);
+      launcher_.Launched(context, *this, asked);
       done();
     });
   }
 
  private:
   CpuKernel cpu_;
+  Launcher launcher_;
 };
 
 OpKernel* CreateKernel(OpKernelConstruction* construction) {

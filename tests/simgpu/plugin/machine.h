@@ -4,6 +4,7 @@
 #ifndef SIMGPU_MACHINE_H_
 #define SIMGPU_MACHINE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -12,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "cost.h"
+#include "records.h"
 #include "tensorflow/c/experimental/stream_executor/stream_executor.h"
 
 namespace simgpu {
@@ -30,17 +33,18 @@ struct Traffic {
 };
 
 // Kernels of one type of op.
-struct Launches {
+struct KernelCount {
   int64_t num_kernels = 0;
-  int64_t nanos = 0;  // Simulated.
+  Nanos busy = 0;
 };
 
 // What a GPU has done since the last reset.
 struct Counters {
   Traffic from_host, to_host;
   std::map<int, Traffic> to_device;  // By index; the own index is a copy within the device.
-  std::map<std::string, Launches> kernels;   // By type of op.
+  std::map<std::string, KernelCount> kernels;  // By type of op.
   std::map<std::string, int64_t> misplaced;  // Inputs that lay in the wrong memory.
+  int64_t launches = 0;  // Of kernels that have something to do on the device.
   int64_t host_waits = 0, events = 0, failed_allocations = 0;
 };
 
@@ -51,12 +55,19 @@ struct Device {
   int64_t reserved = 0, peak_reserved = 0;
   std::map<const char*, uint64_t> regions;  // Memory that TensorFlow has reserved, by address.
   std::set<SP_Stream> streams;
+  int num_streams_created = 0;
+  double slowdown = 1;
   Counters counters;
 };
 
 struct Machine {
   std::mutex lock;
   std::vector<std::unique_ptr<Device>> devices;
+  Cost cost;
+  std::atomic<bool> takes_time{false};  // Whether the cost is above zero; can be read without lock.
+  // When the way from one device, or the host, to another is free. Each direction is a way.
+  std::map<std::pair<int, int>, Nanos> links;
+  Records records;
 
   // The device whose memory an address lies in, or -1 for the host's. Needs the lock.
   int OwnerOf(const void* address) const;

@@ -1,5 +1,7 @@
 // What `simgpu.py` calls.
+#include <algorithm>
 #include <cstring>
+#include <iomanip>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -10,7 +12,11 @@
 namespace simgpu {
 namespace {
 
-std::string Quoted(const std::string& text) { return "\"" + text + "\""; }
+std::string Quoted(const std::string& text) {
+  std::ostringstream quoted;
+  quoted << std::quoted(text);
+  return quoted.str();
+}
 
 std::string Text(int64_t number) { return std::to_string(number); }
 
@@ -33,11 +39,11 @@ std::string ShowTraffic(const Traffic& traffic) {
          ",\"sizes\":" + Object(traffic.sizes, Text) + "}";
 }
 
-std::string ShowLaunches(const Launches& launches) {
-  return "[" + Text(launches.num_kernels) + "," + std::to_string(launches.nanos * 1e-3) + "]";
+std::string ShowCount(const KernelCount& count) {
+  return "[" + Text(count.num_kernels) + "," + std::to_string(count.busy * 1e-3) + "]";
 }
 
-std::string Show(const Device& device) {
+std::string ShowDevice(const Device& device) {
   const Counters& counters = device.counters;
   std::map<std::string, std::string> parts = {
       {"device", Text(device.index)},
@@ -49,39 +55,79 @@ std::string Show(const Device& device) {
       {"h2d", ShowTraffic(counters.from_host)},
       {"d2h", ShowTraffic(counters.to_host)},
       {"d2d", Object(counters.to_device, ShowTraffic)},
-      {"kernels", Object(counters.kernels, ShowLaunches)},
+      {"kernels", Object(counters.kernels, ShowCount)},
+      {"launches", Text(counters.launches)},
       {"misplaced", Object(counters.misplaced, Text)},
   };
   return Object(parts, [](const std::string& value) { return value; });
 }
 
-}  // namespace
-}  // namespace simgpu
-
-// Writes the state of all devices as JSON, if it fits; returns the bytes that it needs.
-EXPORTED size_t simgpu_stats(char* buffer, size_t size) {
-  simgpu::Machine& machine = simgpu::TheMachine();
-  std::string text;
-  {
-    simgpu::Guard guard(machine.lock);
-    for (const auto& device : machine.devices) {
-      text += (text.empty() ? "[" : ",") + simgpu::Show(*device);
-    }
+std::string ShowRecord(const Record& record) {
+  std::ostringstream text;
+  text << "[" << record.device << "," << record.stream << "," << record.enqueued << "," << record.begin
+       << "," << record.end;
+  if (record.name != nullptr) {
+    text << "," << Quoted(record.name->node) << "," << Quoted(record.name->type);
+  } else {
+    text << "," << record.from << "," << record.to << "," << record.num_bytes;
   }
-  text = text.empty() ? "[]" : text + "]";
+  return text.str() + "]";
+}
+
+template <typename Items, typename Show>
+std::string List(const Items& items, Show show) {
+  std::string text = "[";
+  for (const auto& item : items) {
+    if (text.size() > 1) text += ",";
+    text += show(item);
+  }
+  return text + "]";
+}
+
+// Writes a text, if it fits; returns the bytes that it needs.
+size_t Write(const std::string& text, char* buffer, size_t size) {
   if (text.size() < size) memcpy(buffer, text.c_str(), text.size() + 1);
   return text.size() + 1;
 }
 
+}  // namespace
+}  // namespace simgpu
+
+using simgpu::Guard;
+using simgpu::TheMachine;
+
+EXPORTED size_t simgpu_stats(char* buffer, size_t size) {
+  Guard guard(TheMachine().lock);
+  auto show = [](const auto& device) { return simgpu::ShowDevice(*device); };
+  return simgpu::Write(simgpu::List(TheMachine().devices, show), buffer, size);
+}
+
+EXPORTED size_t simgpu_records(char* buffer, size_t size) {
+  Guard guard(TheMachine().lock);
+  return simgpu::Write(simgpu::List(TheMachine().records.latest(), simgpu::ShowRecord), buffer,
+                       size);
+}
+
 EXPORTED void simgpu_reset() {
-  simgpu::Machine& machine = simgpu::TheMachine();
-  simgpu::Guard guard(machine.lock);
-  for (const auto& device : machine.devices) device->counters = simgpu::Counters();
+  Guard guard(TheMachine().lock);
+  for (const auto& device : TheMachine().devices) device->counters = simgpu::Counters();
+  TheMachine().records.Clear();
 }
 
 // Returns the limit until now.
 EXPORTED int64_t simgpu_set_memory_limit(int index, int64_t limit) {
-  simgpu::Machine& machine = simgpu::TheMachine();
-  simgpu::Guard guard(machine.lock);
-  return std::exchange(machine.devices.at(index)->memory_limit, limit);
+  Guard guard(TheMachine().lock);
+  return std::exchange(TheMachine().devices.at(index)->memory_limit, limit);
+}
+
+EXPORTED void simgpu_set_cost(const simgpu::Cost* cost) {
+  Guard guard(TheMachine().lock);
+  TheMachine().cost = *cost;
+  TheMachine().takes_time = !cost->IsFree();
+}
+
+// Returns the factor until now.
+EXPORTED double simgpu_slow_down(int index, double factor) {
+  Guard guard(TheMachine().lock);
+  return std::exchange(TheMachine().devices.at(index)->slowdown, factor);
 }

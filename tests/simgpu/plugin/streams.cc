@@ -17,8 +17,9 @@ namespace {
 
 void CreateStream(const SP_Device* device, SP_Stream* stream, TF_Status* status) {
   Guard guard(TheMachine().lock);
-  *stream = new SP_Stream_st{&DeviceOf(device)};
-  DeviceOf(device).streams.insert(*stream);
+  Device& self = DeviceOf(device);
+  *stream = new SP_Stream_st{&self, ++self.num_streams_created};
+  self.streams.insert(*stream);
   SetOk(status);
 }
 
@@ -142,6 +143,12 @@ void StopTimer(const SP_Device*, SP_Stream stream, SP_Timer timer, TF_Status* st
 uint64_t TimedNanos(SP_Timer timer) { return timer->end - timer->begin; }
 
 }  // namespace
+
+Span Occupy(SP_Stream stream, Nanos asked, Nanos duration) {
+  const Nanos begin = std::max(stream->end.time, asked);
+  stream->end.time = begin + duration;
+  return {begin, stream->end.time};
+}
 
 Moment Later(const Moment& one, const Moment& other) {
   return {std::max(one.time, other.time), LastOf(one.after, other.after)};

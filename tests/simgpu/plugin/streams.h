@@ -30,6 +30,14 @@ struct Moment {
   }
 };
 
+struct Span {
+  Nanos begin, end;
+};
+
+// Has a stream work for some time, from the moment it was asked to, or when it is free. Needs the
+// machine's lock.
+Span Occupy(SP_Stream stream, Nanos asked, Nanos duration);
+
 Moment Later(const Moment& one, const Moment& other);
 
 void SetStreamFunctions(SP_StreamExecutor* executor);
@@ -39,6 +47,7 @@ void SetTimerFunctions(SP_TimerFns* functions);
 
 struct SP_Stream_st {
   simgpu::Device* device;
+  int number;
   simgpu::Moment end;  // When the stream has done all that is enqueued; under the machine's lock.
 };
 
