@@ -6,6 +6,7 @@ import simgpu
 from keras import layers
 
 import keras_mgpu as km
+from keras_mgpu.blueprint.schedule import piece_in
 
 X, Y = np.ones((16, 8), "float32"), np.zeros((16, 8), "float32")
 
@@ -31,7 +32,7 @@ def test_micro_batches_let_stages_work_at_the_same_time(devices):
     """The first stage goes backward before the second has begun to with its last micro-batch."""
     num_products = 2 * 4  # For the inputs and the weights of four layers.
     first, second = products(devices, micro_batches=4)
-    assert {each.name.partition("/")[0] for each in first} == {"stage_0"}
-    assert {each.name.partition("/")[0] for each in second} == {"stage_1"}
+    assert {piece_in(each.name) for each in first} == {("B", 0)}
+    assert {piece_in(each.name) for each in second} == {("B", 1)}
     assert len(second) == 4 * num_products
     assert first[0].begin < second[3 * num_products].begin

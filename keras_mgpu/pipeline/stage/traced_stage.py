@@ -18,6 +18,7 @@ from keras_mgpu.pipeline.stage.piece_function import (
     PieceMaker,
     Waitable,
 )
+from keras_mgpu.pipeline.stage.sending import sent_first
 from keras_mgpu.pipeline.stage.stage_function import StageFunction, StageInputs, StageTrace
 from keras_mgpu.pipeline.stage.stage_program import (
     Leaf,
@@ -159,8 +160,8 @@ class TracedRun:
         results, kept = called.results[: len(graph.outputs)], called.results[len(graph.outputs) :]
         if not program.recomputes:
             self._tensors |= _by_reference(program.kept.forward, kept)
-        self.outputs = graph.named(results)
-        self.ran: list[Waitable] = [called.done]
+        sent, self.ran = sent_first(results, called.done)
+        self.outputs = graph.named(sent)
 
     def recompute(self) -> list[Waitable]:
         called = self._call("recompute")
@@ -178,7 +179,8 @@ class TracedRun:
             self._tensors |= _by_reference(program.kept.backward, rest)
         else:
             self._take_weight_gradients(rest, called.done)
-        return Backward(dict(zip(graph.of_inputs, called.results)), [called.done])
+        sent, ran = sent_first(called.results[: len(graph.of_inputs)], called.done)
+        return Backward(dict(zip(graph.of_inputs, sent)), ran)
 
     def weight_gradients(self) -> list[Waitable]:
         called = self._call("weights")
