@@ -33,7 +33,9 @@ class TraceRecorder:
         self._begin = time.perf_counter()
 
     def stop(self) -> float:
-        """Stops the profiler; returns the seconds since it was started."""
+        """Stops the profiler; returns the seconds from its start until all devices were idle."""
+        if self.is_running:
+            tf.test.experimental.sync_devices()  # GPUs may still have kernels to run.
         seconds = time.perf_counter() - self._begin
         if self.is_running:
             self.is_running = False
