@@ -36,7 +36,7 @@ def test_ops_last_as_long_as_their_kernels(split):
             # An op launches each of its kernels once.
             expected = sum({k.name: k.end - k.begin for k in own}.values())
             for span in spans if own else ():  # The first stage may have nothing to give back.
-                assert expected >= 2 * KERNEL
+                assert expected >= 1.5 * KERNEL
                 assert span.end - span.start == pytest.approx(expected, rel=0.03)
 
 
