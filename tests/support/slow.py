@@ -10,8 +10,6 @@ FILES = {
     "test_examples.py": ("index_names",),
     "callbacks/test_gpu_metrics_processes.py": (),
     "placements/test_placement_strategies.py": (),
-    # TensorFlow tries for ten seconds whether a device has memory after all.
-    "simulated/test_memory.py": ("do_not_fit", "no_more_memory"),
     # Models that take long to trace or to compile.
     "pipeline/test_xla.py": ("compile_can_ask",),
     "test_applications.py": (),
