@@ -110,7 +110,8 @@ def assign_counts(
 
 def _naming(key: str, variable: Any) -> contextlib.AbstractContextManager[None]:
     """Errors say which variable there is no room for."""
-    item, device = Item(key, memory.num_bytes_of(variable)), device_of(variable)
+    device, dtype = device_of(variable), tf.as_dtype(variable.dtype)
+    item = Item(key, memory.num_bytes_of(variable), dtype)
     demand = Demand(f"restoring {key}", f"/{short(device)}", [item], _HELPS, _AFTERMATH)
     return naming(demand, item, memory.memory_of(device))
 

@@ -15,6 +15,8 @@ from keras_mgpu.blueprint.partition import readable_bytes
 from keras_mgpu.system import devices
 from keras_mgpu.system.memory import DeviceMemory, is_out_of_memory, memory_of
 
+# Types of variables that certainly are on the device that they are made on.
+_ON_DEVICE = (tf.float32, tf.float16, tf.bfloat16, tf.float64)
 # How TensorFlow says what it had no memory for.
 _ALLOCATION = re.compile(r"allocating tensor with shape(\[[^\]]*\]) and type (\w+) on (\S+)")
 SMALLER_STAGES = (
@@ -33,12 +35,17 @@ class Item:
     Attributes:
         name: Its name.
         num_bytes: Its size.
-        is_float: Whether its numbers are. Others may end up in host memory, on any device.
+        dtype: Its type. TensorFlow keeps variables of some types in host memory, for any device.
     """
 
     name: str
     num_bytes: int
-    is_float: bool = True
+    dtype: tf.DType
+
+    @property
+    def least_bytes(self) -> int:
+        """What a device itself needs for it at least."""
+        return self.num_bytes if self.dtype in _ON_DEVICE else 0
 
     def __str__(self) -> str:
         return f"{self.name} ({readable_bytes(self.num_bytes)})"
@@ -69,7 +76,7 @@ class Demand:
     @property
     def least_bytes(self) -> int:
         """What the device itself needs at least."""
-        return sum(item.num_bytes for item in self.items if item.is_float)
+        return sum(item.least_bytes for item in self.items)
 
     def error(
         self, memory: DeviceMemory | None, failed: Item | None = None, beside: int = 0

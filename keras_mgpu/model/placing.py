@@ -92,7 +92,7 @@ def copy_to(variable: keras.Variable, device: str, value: tf.Tensor | None = Non
 def item_of(variable: keras.Variable) -> Item:
     """A Keras variable as something that takes memory."""
     value = tf_variable(variable)
-    return Item(variable.path, memory.num_bytes_of(value), value.dtype.is_floating)
+    return Item(variable.path, memory.num_bytes_of(value), value.dtype)
 
 
 def _move(loads: Sequence[Load], values: IdentityMap[keras.Variable, tf.Tensor]) -> None:

@@ -147,7 +147,7 @@ class _Sum:
 
     def __init__(self, name: str, shape: Sequence[int], dtype: tf.DType, device: str) -> None:
         self._shape, self._dtype = tuple(shape), dtype
-        self.item = Item(name, math.prod(shape) * int(dtype.size), dtype.is_floating)
+        self.item = Item(name, math.prod(shape) * int(dtype.size), dtype)
         self.has_memory = False
         name = f"keras_mgpu_sum_{uuid.uuid4().hex}"
         with tf.init_scope(), tf.device(device):
