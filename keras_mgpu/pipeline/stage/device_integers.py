@@ -19,7 +19,7 @@ from keras_mgpu.internals.tf_functions import CALLS
 from keras_mgpu.system.devices import kind_of
 from keras_mgpu.system.kernel_support import kernel_for
 
-BITS = tf.float32  # Of the same size as `int32`, and on the device wherever anything is.
+BITS = tf.uint32  # Of the same size as `int32`, and like all other types on the device.
 WIDE = tf.int64
 TYPE = "T"  # The attribute that says what an op computes of.
 # Ops that compute nothing. TensorFlow's optimizer would move a cast behind them, and so bring back
@@ -52,7 +52,7 @@ class DeviceIntegers:
     def __init__(self, device: str) -> None:
         self._kind = "" if kind_of(device) == "CPU" else kind_of(device)
         self._found: dict[object, bool] = {}
-        self._disguised: dict[tf.Operation, bool] = {}
+        self._disguises: dict[tf.Operation, tf.DType | None] = {}
 
     def are_in(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor holds integers that lie on the device."""
@@ -62,13 +62,16 @@ class DeviceIntegers:
             self._found[tensor.ref()] = self._lies_on_device(tensor)
         return self._found[tensor.ref()]
 
-    def are_disguised_for(self, op: tf.Operation) -> bool:
-        """Whether an op works on such integers, and the device can do it for another type only."""
+    def disguise_for(self, op: tf.Operation) -> tf.DType | None:
+        """The type under which an op works on such integers, if the device cannot do it as it is.
+
+        `None` where nothing has to be done, or can be done.
+        """
         if not self._kind:
-            return False
-        if op not in self._disguised:
-            self._disguised[op] = self._need_disguise_for(op)
-        return self._disguised[op]
+            return None
+        if op not in self._disguises:
+            self._disguises[op] = self._find_disguise_for(op)
+        return self._disguises[op]
 
     def _lies_on_device(self, tensor: tf.Tensor) -> bool:
         op = tensor.op
@@ -76,23 +79,28 @@ class DeviceIntegers:
             return bool(tensor.shape.rank != 0)
         if op.type in CALLS:
             return False
-        if self.are_disguised_for(op) and tensor.value_index in _places(op, op.op_def.output_arg):
+        if self.disguise_for(op) is not None and tensor.value_index in _places(
+            op, op.op_def.output_arg
+        ):
             return True
         kernel = kernel_for(op.node_def, self._kind)
         return kernel is not None and _name_of_output(op, tensor.value_index) not in kernel.on_host
 
-    def _need_disguise_for(self, op: tf.Operation) -> bool:
+    def _find_disguise_for(self, op: tf.Operation) -> tf.DType | None:
         node = op.node_def
         if TYPE not in node.attr or node.attr[TYPE].type != tf.int32.as_datatype_enum:
-            return False
+            return None
         data = [op.inputs[place] for place in _places(op, op.op_def.input_arg)]
         if op.op_def.is_stateful or not any(self.are_in(tensor) for tensor in data):
-            return False
+            return None
         if self._runs_on_device(op, node):
-            return False
+            return None
         other = type(node).FromString(node.SerializeToString())
-        other.attr[TYPE].type = _disguise_for(op).as_datatype_enum
-        return self._runs_on_device(op, other)
+        for dtype in (BITS, WIDE) if op.type in REARRANGING else (WIDE,):
+            other.attr[TYPE].type = dtype.as_datatype_enum
+            if self._runs_on_device(op, other):
+                return dtype
+        return None
 
     def _runs_on_device(self, op: tf.Operation, node: Any) -> bool:
         """Whether a kernel has on the device what the op computes of."""
@@ -136,13 +144,12 @@ class Conversions:
             node.attr[attribute].type = dtype.as_datatype_enum
         return f"{name}:{output}:0"
 
-    def disguise(self, op: tf.Operation, node: Any) -> dict[int, str]:
+    def disguise(self, op: tf.Operation, node: Any, dtype: tf.DType) -> dict[int, str]:
         """Has a node that was written for an op work on another type, between conversions.
 
         Returns:
             For outputs that are integers, by their place, what others read instead.
         """
-        dtype = _disguise_for(op)
         for place in _places(op, op.op_def.input_arg):
             name, source = f"{node.name}/input_{place}", node.input[place]
             constant = tf.get_static_value(op.inputs[place])
@@ -166,10 +173,6 @@ class Conversions:
         node.attr["dtype"].type = dtype.as_datatype_enum
         node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
         return f"{name}:output:0"
-
-
-def _disguise_for(op: tf.Operation) -> tf.DType:
-    return BITS if op.type in REARRANGING else WIDE
 
 
 def _names(op: tf.Operation, arguments: Sequence[Any]) -> list[tuple[str, bool]]:

@@ -191,8 +191,9 @@ class _Writer:
             node.input.extend(names.get(tensor.ref()) or self._edge(tensor) for tensor in read)
             controls = [each for each in op.control_inputs if each in inside]
             node.input.extend(f"^{self.scope}{each.name}" for each in controls)
-            if self.integers.are_disguised_for(op):
-                outputs = self._conversions.disguise(op, node)
+            disguise = self.integers.disguise_for(op)
+            if disguise is not None:
+                outputs = self._conversions.disguise(op, node, disguise)
                 names.update((op.outputs[place].ref(), edge) for place, edge in outputs.items())
             # Ops that only read a variable, too: an assignment must wait for them.
             if op.op_def.is_stateful:

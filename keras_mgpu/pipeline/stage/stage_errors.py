@@ -67,7 +67,10 @@ def in_step(stages: Sequence[Stage]) -> Iterator[None]:
     except tf.errors.OpError as error:
         index = stage_in(f"{error.message}")
         if index is None or index >= len(stages):
-            raise
+            place = _full_device(error, stages)
+            if place is None:
+                raise
+            raise explained(error, place) from error
         stage = stages[index]
         raise explained(error, _place(stage, _layer_in(error.message, stage))) from error
 
@@ -99,6 +102,16 @@ def explained(error: tf.errors.OpError, place: str) -> tf.errors.OpError:
         return type(error)(error.node_def, error.op, f"In {place}: {error.message}")
     message = f"Out of memory in {place}. {OUT_OF_MEMORY_ADVICE}\n{error.message}"
     return tf.errors.ResourceExhaustedError(error.node_def, error.op, message)
+
+
+def _full_device(error: tf.errors.OpError, stages: Sequence[Stage]) -> str | None:
+    """Where memory ran out outside of all stages: in a loss, a metric or the update of weights."""
+    match = re.search(r"device:(\w+:\d+) by allocator", error.message)
+    if match is None or not isinstance(error, tf.errors.ResourceExhaustedError):
+        return None
+    there = [str(stage) for stage in stages if stage.device.endswith(match[1])]
+    beside = f", beside {' and '.join(there)}" if there else ""
+    return f"the loss, a metric or the update of the weights{beside}"
 
 
 def _place(stage: Stage, layer: str) -> str:

@@ -39,6 +39,13 @@ def test_running_out_of_memory_comes_with_advice(stages):
     assert "recompute" in message
 
 
+def test_running_out_of_memory_beside_a_stage_names_it(stages):
+    """As in the update of its weights, which is no part of any stage."""
+    text = "adam/Mul: OOM on /job:localhost/replica:0/task:0/device:GPU:1 by allocator GPU_1_bfc"
+    message = raised(in_step(stages), tf.errors.ResourceExhaustedError(None, None, text))
+    assert "update of the weights, beside stage 1 (two) on /GPU:1." in message
+
+
 def test_errors_of_no_stage_stay_as_they_are(stages):
     for text in ("somewhere else", "stage_7/forward/MatMul"):
         error = tf.errors.InternalError(None, None, text)
