@@ -64,8 +64,8 @@ std::string ShowDevice(const Device& device) {
 
 std::string ShowRecord(const Record& record) {
   std::ostringstream text;
-  text << "[" << record.device << "," << record.stream << "," << record.enqueued << "," << record.begin
-       << "," << record.end;
+  text << "[" << record.device << "," << record.stream << "," << record.enqueued << ","
+       << record.begin << "," << record.end;
   if (record.name != nullptr) {
     text << "," << Quoted(record.name->node) << "," << Quoted(record.name->type);
   } else {

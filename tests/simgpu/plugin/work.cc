@@ -110,8 +110,12 @@ double Flops(const OpFacts& op, const std::vector<Argument>& inputs,
   if (type.rfind("Conv2DBackpropFilter", 0) == 0 || type.rfind("Conv3DBackpropFilter", 0) == 0) {
     return Convolution(gradient, output);
   }
-  if (type == "DepthwiseConv2dNativeBackpropInput") return DepthwiseConvolution(gradient, inputs[1]);
-  if (type == "DepthwiseConv2dNativeBackpropFilter") return DepthwiseConvolution(gradient, output);
+  if (type == "DepthwiseConv2dNativeBackpropInput") {
+    return DepthwiseConvolution(gradient, inputs[1]);
+  }
+  if (type == "DepthwiseConv2dNativeBackpropFilter") {
+    return DepthwiseConvolution(gradient, output);
+  }
   return 0;
 }
 
