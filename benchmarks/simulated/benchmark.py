@@ -115,7 +115,7 @@ class _Trial:
     def _step_on_one_device(self, num_micro_batches: int) -> float:
         from simulated.simulated_steps import median_step
 
-        split, step = self._split(["/GPU:0"], num_micro_batches, "1f1b")
+        _, step = self._split(["/GPU:0"], num_micro_batches, "1f1b")
         with self._time():
             return median_step(step, 1).seconds
 
