@@ -223,3 +223,22 @@ def test_a_layer_is_frozen_without_compiling_again(devices, eager):
         trained.append(model.get_weights())
     for found, expected in zip(trained[1], trained[0]):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("loss", [{"b": "mse"}, {"a": None, "b": "mse"}])
+def test_an_output_without_a_loss(loss, devices):
+    def make():
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((4,))
+        h = layers.Dense(6, activation="tanh")(inputs)
+        outputs = {"a": layers.Dense(2, name="a")(h), "b": layers.Dense(3, name="b")(h)}
+        return keras.Model(inputs, outputs)
+
+    x, y = np.ones((12, 4), "float32"), {"b": np.zeros((12, 3), "float32")}
+    plain, split = make(), PipelineSplit(make(), devices[:2], micro_batches=4)
+    histories = []
+    for model in (plain, split):
+        model.compile("sgd", loss)
+        histories.append(model.fit(x, y, batch_size=8, epochs=2, verbose=0).history)
+    np.testing.assert_allclose(histories[0]["loss"], histories[1]["loss"], rtol=1e-5)

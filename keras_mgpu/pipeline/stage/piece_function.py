@@ -239,8 +239,10 @@ class WholeFunction:
 
     def __call__(self, *tensors: Any) -> Any:
         flat = tf.nest.flatten(list(tensors), expand_composites=True)
-        results = self._call(flat).results
-        return tf.nest.pack_sequence_as(self._structure, results, expand_composites=True)
+        results = iter(self._call(flat).results)
+        leaves = tf.nest.flatten(self._structure, expand_composites=True)
+        packed = [None if leaf is None else next(results) for leaf in leaves]
+        return tf.nest.pack_sequence_as(self._structure, packed, expand_composites=True)
 
 
 def _edge_name(tensor: tf.Tensor) -> str:
