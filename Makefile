@@ -9,7 +9,7 @@ SIMULATOR ?= .simulator
 SIMULATED_GPUS := KERAS_MGPU_SIMULATED_GPUS=4 PYTHONPATH=$(CURDIR)
 CXX_FOUND := $(shell command -v g++ || command -v c++)
 
-.PHONY: help demo test quick simulate simulate-quick torture compatibility check format docs bench clean
+.PHONY: help demo test quick simulate simulate-quick torture compatibility check format docs bench bench-simulated clean
 
 help:
 	@echo "make demo    split a small model, train it, and check it against the unsplit one"
@@ -22,6 +22,7 @@ help:
 	@echo "make check   formatter, linter, types"
 	@echo "make docs    write docs/api.md from the docstrings"
 	@echo "make bench   run the benchmarks"
+	@echo "make bench-simulated  how fast steps are on simulated GPUs (12 minutes)"
 
 $(VENV)/installed: setup.py pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -82,6 +83,10 @@ docs: $(VENV)/installed
 bench: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --editable ".[bench]"
 	$(BIN)/python benchmarks/run.py
+
+# Not a part of `make bench`: it needs the simulator's environment.
+bench-simulated: $(SIMULATOR)/installed
+	PYTHONPATH=$(CURDIR) $(SIMULATOR)/bin/python benchmarks/run.py simulated
 
 clean:
 	rm -rf $(VENV) $(SIMULATOR) .compatibility build *.egg-info .pytest_cache .mypy_cache .ruff_cache

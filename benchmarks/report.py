@@ -64,7 +64,7 @@ def _environment(other_cores: float) -> str:
     """Where and when it was measured, as a Markdown list."""
     versions = ", ".join(
         f"{name} {metadata.version(package)}"
-        for name, package in (("TensorFlow", "tensorflow"), ("Keras", "keras"))
+        for name, package in (("TensorFlow", _tensorflow_package()), ("Keras", "keras"))
     )
     return "\n".join(
         [
@@ -74,6 +74,11 @@ def _environment(other_cores: float) -> str:
             f"- {datetime.date.today().isoformat()}",
         ]
     )
+
+
+def _tensorflow_package() -> str:
+    """The package that TensorFlow was installed as: simulated GPUs need one without CUDA."""
+    return metadata.packages_distributions()["tensorflow"][0]
 
 
 def _cpu_model() -> str:
