@@ -11,6 +11,11 @@ FILES = {
     "callbacks/test_gpu_metrics_processes.py": (),
     "placements/test_placement_strategies.py": (),
     "cli/test_cli_check.py": ("bad_use", "something_is_wrong"),
+    # TensorFlow waits ten seconds for memory before it gives up; or commands, and new processes.
+    "simulated/test_memory_alone.py": (),
+    "simulated/test_errors_in_steps.py": (),
+    "simulated/test_check.py": ("by_default",),
+    "simulated/test_prepare_gpus.py": ("each_gpu_gets",),
     # Models that take long to trace or to compile.
     "pipeline/test_xla.py": ("compile_can_ask",),
     "test_applications.py": (),
@@ -25,6 +30,7 @@ FILES = {
         "[custom_loss-",
         "[adamw-",
     ),
+    "simulated/test_copies.py": ("[dense", "integers"),
     "pipeline/test_keras_api.py": ("data[arrays]", "OwnObjects", "compile_settings"),
     "placements/test_device_placement_logger.py": (),
     "placements/test_moved_ops.py": (),
