@@ -116,10 +116,11 @@ def _timed(
 
     @tf.function(autograph=False)
     def alone(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        return function(tensors).results
+        called = function(tensors)
+        return [*called.results, called.done]  # Without the latter it might be left out.
 
     with tf.device(device):
-        results = alone(*feeds)
+        *results, _ = alone(*feeds)
         taken = []
         for _ in range(num_rounds):
             began = time.perf_counter()

@@ -133,6 +133,20 @@ def test_a_program_computes_what_a_tape_does():
             np.testing.assert_allclose(value, reference, rtol=1e-6)
 
 
+def test_what_is_measured_runs_although_it_returns_nothing():
+    """Gradients that are summed in place are not returned. Here, a zero takes the place of a sum."""
+    weight, sums = keras.Variable(W), GradientVariables("/CPU:0")
+    weight.overwrite_with_gradient = True
+    graph = complete_graph(
+        traced(weight), STAGE, [weight], made=(0,), cotangents=[(1, 0)], sums=sums
+    )
+    sums.take_memory()
+    sums.add(weight, tf.ones(weight.shape))
+    program = make_program(graph, [(1, 0)], "FBW", PieceMaker(True))
+    measure(program, num_samples=5, num_rounds=1)
+    np.testing.assert_array_equal(sums.read([])[weight], np.zeros(weight.shape))
+
+
 def test_measuring_counts_what_is_kept():
     weight = keras.Variable(W)
     graph = complete_graph(
