@@ -134,7 +134,7 @@ def test_a_program_computes_what_a_tape_does():
 
 
 def test_what_is_measured_runs_although_it_returns_nothing():
-    """Gradients that are summed in place are not returned. Here, a zero takes the place of a sum."""
+    """Gradients that are summed in place are not returned. Here, a zero takes the place of one."""
     weight, sums = keras.Variable(W), GradientVariables("/CPU:0")
     weight.overwrite_with_gradient = True
     graph = complete_graph(
