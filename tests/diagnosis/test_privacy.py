@@ -14,19 +14,19 @@ from keras_mgpu.diagnosis.privacy import without_names
 @pytest.fixture
 def _somebody(monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "gpu17.example.org")
-    monkeypatch.setattr(getpass, "getuser", lambda: "alice")
-    monkeypatch.setenv("HOME", "/home/alice")
+    monkeypatch.setattr(getpass, "getuser", lambda: "somebody")
+    monkeypatch.setenv("HOME", "/home/somebody")
 
 
 @pytest.mark.usefixtures("_somebody")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("in /home/alice/work/train.py, line 3", "in …/work/train.py, line 3"),
-        ("/data/users/alice/model.keras", "/data/users/…/model.keras"),
+        ("in /home/somebody/work/train.py, line 3", "in …/work/train.py, line 3"),
+        ("/data/users/somebody/model.keras", "/data/users/…/model.keras"),
         ("on gpu17.example.org", "on …"),
         ("gpu17: out of memory", "…: out of memory"),
-        ("malice and gpu170 are other words", "malice and gpu170 are other words"),
+        ("msomebody and gpu170 are other words", "msomebody and gpu170 are other words"),
         ("/job:localhost/replica:0/task:0/device:GPU:0", None),
         ("Adam is an optimizer", None),
     ],

@@ -1,4 +1,4 @@
-"""A device that is too small: what users are told, and that nothing has changed for them."""
+"""A device that is too small: what users read, and that nothing has changed for them."""
 
 import contextlib
 import gc
