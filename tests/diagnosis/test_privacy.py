@@ -26,7 +26,7 @@ def _somebody(monkeypatch):
         ("/data/users/somebody/model.keras", "/data/users/…/model.keras"),
         ("on gpu17.example.org", "on …"),
         ("gpu17: out of memory", "…: out of memory"),
-        ("msomebody and gpu170 are other words", "msomebody and gpu170 are other words"),
+        ("somebodys and gpu170 are other words", "somebodys and gpu170 are other words"),
         ("/job:localhost/replica:0/task:0/device:GPU:0", None),
         ("Adam is an optimizer", None),
     ],

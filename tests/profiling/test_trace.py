@@ -62,7 +62,7 @@ def test_an_outline_has_the_names_of_facts_and_not_the_facts():
     gpu = trace.planes[1]
     gpu.lines[0].name = "Stream #7"
     gpu.stat_metadata[1].name = "source"
-    gpu.stat_metadata[2].name = "/home/alice/train.py"
+    gpu.stat_metadata[2].name = "/home/somebody/train.py"
     gpu.lines[0].events[0].stats.add(metadata_id=1, ref_value=2)
     assert outline_of(trace) == [
         {"plane": "/device:GPU:1", "lines": [["Stream #7", 2]], "stats": ["source"]}
