@@ -65,7 +65,7 @@ def devices():
 @pytest.fixture(scope="module", autouse=True)
 def _keras_as_on_cpus(request):
     needs_it = simulated.NUM_GPUS and request.path.parent.name != "simulated"
-    with simulated.without_xla() if needs_it else contextlib.nullcontext():
+    with simulated.as_on_cpus() if needs_it else contextlib.nullcontext():
         yield
 
 

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from simulated import NAMES
 
 from keras_mgpu.diagnosis.exactness import FLOAT32, TF32, check_convolution
 from keras_mgpu.diagnosis.machine import Machine
@@ -48,7 +49,7 @@ def test_a_layer_that_computes_something_else_when_it_is_split(machine, monkeypa
 
     def call_wrongly(self, inputs):
         outputs = call(self, inputs)
-        return outputs * 1.2 if "CPU:1" in outputs.device else outputs
+        return outputs * 1.2 if NAMES[1] in outputs.device else outputs
 
     monkeypatch.setattr(keras.layers.GroupNormalization, "call", call_wrongly)
     finding = check_convolution(machine)

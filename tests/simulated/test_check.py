@@ -37,11 +37,13 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         each["name"]: each
         for each in json.loads(Path("keras-mgpu-check.json").read_text())["checks"]
     }
-    for name in ("versions", "devices", "copies", "what crosses in a step"):
+    for name in ("versions", "copies", "what crosses in a step"):
         assert found[name]["status"] == "ok", found[name]
     for name in ("exactness: transformer", "exactness: convolution"):
         assert found[name]["status"] == "ok"
         assert len(found[name]["data"]) == 3  # The last one with TF32.
+    # TensorFlow may have started before, too late for launch threads.
+    assert found["devices"]["status"] in ("ok", "warning")
     assert found["memory"]["status"] in ("ok", "warning")
     assert found["overlap"]["status"] in ("ok", "warning")
 
