@@ -51,7 +51,7 @@ def test_curves_arrive(train, tmp_path, caplog):
         for tag in ("gpu/memory_of_this_process", "gpu/memory_of_others"):
             assert set(found[tag]) == {512.0 * (index + 1)}
         for tag, rate in {"gpu/nvlink_sent": 1.024, "gpu/nvlink_received": 2.048}.items():
-            # The counter and the clock are read one after the other. A pause in between moves a part
+            # Counter and clock are read one after the other. A pause in between moves a part
             # from one interval to the next.
             assert np.mean(found[tag]) == pytest.approx(rate * (index + 1), rel=0.1)
         assert set(found["gpu/ecc_corrected"]) == {3.0}
