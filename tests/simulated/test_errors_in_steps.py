@@ -11,7 +11,7 @@ import keras_mgpu as km
 
 
 class Repeats(layers.Layer):
-    """Needs as much memory as it is told to, for a moment."""
+    """Needs as much memory for a moment as its weight says."""
 
     def __init__(self, **options):
         super().__init__(**options)
